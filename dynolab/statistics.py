@@ -15,8 +15,6 @@ import scipy
 from jaxtyping import Bool, Float, Int, Shaped
 from numpy import ndarray
 
-from dynolab.grouping import attributes
-
 RESAMPLES = 1000
 LDS_DRAWS = 2000
 
@@ -48,7 +46,7 @@ def student_975(degrees: int) -> float:
 
 def column(rows: Iterable[object], name: str) -> Float[ndarray, " rows"]:
     """One number of every row; NaN where it is None."""
-    return np.array(attributes(rows, name), dtype=float)
+    return np.array([getattr(row, name) for row in rows], dtype=float)
 
 
 def mean_interval(values: Float[ndarray, " pairs"] | Sequence[float]) -> Interval:

@@ -172,7 +172,7 @@ def _training(
         score=partial(_scored, lambda: _folder(store, inputs, start) / "model"),
         ledger=read_ledger(folders["ledger"], folders["data"]) if account else None,
         records=RecordCache(cache / RECORDS),
-        kept=cache / KEPT / __version__,
+        cache=cache / KEPT / __version__,
     )
 
 

@@ -7,6 +7,7 @@ wholly on the other side, and is unclear otherwise. One violation refutes a clai
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -124,14 +125,11 @@ def on_side(
     return Measurement(name=name, **vars(interval), unit=unit, outcome=outcome)
 
 
-def above(name: str, interval: Interval, bound: float = 0.0, *, unit: str = "nats") -> Measurement:
-    """A figure that is expected above its bound."""
-    return on_side(1, name, interval, bound, unit=unit)
+above = partial(on_side, 1)
+"""A figure that is expected above its bound."""
 
-
-def below(name: str, interval: Interval, bound: float = 0.0, *, unit: str = "nats") -> Measurement:
-    """A figure that is expected below its bound."""
-    return on_side(-1, name, interval, bound, unit=unit)
+below = partial(on_side, -1)
+"""A figure that is expected below its bound."""
 
 
 def never(name: str, violations: int, cases: int) -> Measurement:

@@ -113,29 +113,29 @@ class Endpoint:
         after `FAILURES_IN_A_ROW` failures in a row. Answers until then stay cached.
         """
         keys = [request.key(self.config) for request in requests]
-        wanted = dict(zip(keys, requests, strict=True))
-        cached = {key: self._cache.get(key) for key in wanted}
+        by_key = dict(zip(keys, requests, strict=True))
+        cached = {key: self._cache.get(key) for key in by_key}
         answers: dict[str, Answer] = {key: hit for key, hit in cached.items() if hit is not None}
         self._count("kept", len(answers))
         self.answered |= answers.keys()
-        on_progress(len(answers), len(wanted))
+        on_progress(len(answers), len(by_key))
         stopped, failures = threading.Event(), 0
 
         def answer(key: str) -> Answer:
             try:
-                return self._answer(key, wanted[key], stopped)
+                return self._answer(key, by_key[key], stopped)
             except BaseException:
                 stopped.set()  # before the next request starts
                 raise
 
         pool = ThreadPoolExecutor(self.config.concurrency)
-        sent = {pool.submit(answer, key): key for key in wanted if key not in answers}
+        sent = {pool.submit(answer, key): key for key in by_key if key not in answers}
         try:
             for done in as_completed(sent):
                 answers[sent[done]] = given = done.result()
                 if isinstance(given, Answered):
                     self.answered.add(sent[done])
-                on_progress(len(answers), len(wanted))
+                on_progress(len(answers), len(by_key))
                 # Requests that another's error stopped do not count: it is still to be read.
                 failures = (failures + 1) * (isinstance(given, Failure) and given is not STOPPED)
                 if isinstance(given, Failure) and failures == FAILURES_IN_A_ROW:

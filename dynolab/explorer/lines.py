@@ -76,18 +76,20 @@ class Lines:
 
     def at_step(self, step: int, measured: Float[ndarray, " answers"]) -> Lines:
         """The lines of one step, over which the answers changed by `measured`."""
-        own = self.step == step
-        return Lines(self.step[own], self.pair[own], self.side[own], self.nats[own], measured)
+        of_step = self.step == step
+        return Lines(
+            self.step[of_step], self.pair[of_step], self.side[of_step], self.nats[of_step], measured
+        )
 
     def of_pair(self, pair: str) -> Lines:
         """The lines of one pair's answers, with the whole change that is measured."""
-        own = self.pair == pair
+        of_pair = self.pair == pair
         return replace(
             self,
-            step=self.step[own],
-            pair=self.pair[own],
-            side=self.side[own],
-            nats=self.nats[own],
+            step=self.step[of_pair],
+            pair=self.pair[of_pair],
+            side=self.side[of_pair],
+            nats=self.nats[of_pair],
         )
 
     def to(self, answer: int) -> Lines:
@@ -108,8 +110,8 @@ class Lines:
 
     def through(self, side: str) -> Float[ndarray, " answers"]:
         """What all responses of a side did."""
-        own: Float[ndarray, " answers"] = self.nats[self.side == side].sum(0)
-        return own
+        summed: Float[ndarray, " answers"] = self.nats[self.side == side].sum(0)
+        return summed
 
     @property
     def residual(self) -> Float[ndarray, " answers"]:
@@ -123,8 +125,8 @@ class Lines:
 
     def pushed_by(self, pair: str) -> list[Pusher]:
         """A pair's push on every answer, in the order of the answers; empty without lines."""
-        own = self.of_pair(pair)
-        return [push for answer in range(self.nats.shape[1]) for push in own.pushers(answer)]
+        lines = self.of_pair(pair)
+        return [push for answer in range(self.nats.shape[1]) for push in lines.pushers(answer)]
 
     def what_if(
         self, without: Collection[str] = (), dose: float = 1.0, instead: Lines | None = None
@@ -148,10 +150,12 @@ class Lines:
     def save(self, file: Path) -> None:
         """Writes an npz file."""
         apart = {f"apart {name}": values for name, values in self.apart.items()}
-        own = {name: getattr(self, name) for name in ("step", "pair", "side", "nats", "measured")}
+        arrays = {
+            name: getattr(self, name) for name in ("step", "pair", "side", "nats", "measured")
+        }
         if self.left_out is not None:
-            own["left_out"] = self.left_out
-        np.savez(file, allow_pickle=False, **own, **apart)
+            arrays["left_out"] = self.left_out
+        np.savez(file, allow_pickle=False, **arrays, **apart)
 
     @classmethod
     def load(cls, file: Path) -> Lines:
@@ -196,15 +200,19 @@ def lines_to_answer(
     if ledger is None or ledger.sampled:
         return None
     for account in ledger.accounts:
-        own = account.row
-        if own.single and (own.name, own.split, own.kind) == (row.pair_id, row.split, row.kind):
-            whole = _whole(ledger, account)
+        facts = account.row
+        if facts.single and (facts.name, facts.split, facts.kind) == (
+            row.pair_id,
+            row.split,
+            row.kind,
+        ):
+            lines = _whole(ledger, account)
             if step is None:
-                return whole
+                return lines
             if step not in ledger.steps:
                 return None
             moved = np.diff(account.path)[ledger.steps.index(step)]
-            return whole.at_step(step, np.array([moved]))
+            return lines.at_step(step, np.array([moved]))
     return None
 
 

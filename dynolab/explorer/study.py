@@ -32,13 +32,13 @@ class Study:
                 f"was made of other rows ({other.data}) than {self.result} ({self.data}), so that "
                 "no answer is in both; name studies on the same data",
             )
-        known = {training.result for training in self.trainings.values()}
+        results = {training.result for training in self.trainings.values()}
         added = {
             (name := f"{training.name} of {other.result}"): replace(
                 training, name=name, study=other.result
             )
             for training in other.trainings.values()
-            if training.result not in known
+            if training.result not in results
         }
         return replace(self, trainings={**self.trainings, **added})
 

@@ -53,7 +53,7 @@ class Training:
     - `load`: loads its policy and encoder; `score`: scores pairs by the reference.
     - `ledger`: the account of all its steps, if there is one.
     - `study`: the study's result, where it stands beside another's.
-    - `records`: the cache of recorded steps' tensors; `kept`: folder where lines are kept.
+    - `records`: the cache of recorded steps' tensors; `cache`: folder where lines are kept.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Training:
     score: Score = field(repr=False)
     ledger: LedgerReader | None
     records: RecordCache
-    kept: Path
+    cache: Path
     study: str = ""
     lock: RLock = field(default_factory=RLock, repr=False)
     background: Background = field(default_factory=Background, repr=False)
@@ -124,10 +124,12 @@ class Training:
 
         Its own objective keeps its other settings; another one has its defaults.
         """
-        own = self.objective.model_dump() if name in ("", self.objective.name) else {"name": name}
-        objective = _OBJECTIVES.validate_python(own)
+        settings = (
+            self.objective.model_dump() if name in ("", self.objective.name) else {"name": name}
+        )
+        objective = _OBJECTIVES.validate_python(settings)
         if beta is not None and "beta" in type(objective).model_fields:
-            objective = _OBJECTIVES.validate_python({**own, "beta": beta})
+            objective = _OBJECTIVES.validate_python({**settings, "beta": beta})
         return Asked(metric, None if objective == self.objective else objective)
 
     def known_lines(self, kind: str, *questions: Asked) -> tuple[Lines, ...] | None:
@@ -138,57 +140,60 @@ class Training:
         steps = [
             step
             for step in self.recorded_steps
-            if all(self._file(step, kind, asked).exists() for asked in questions)
+            if all(self._file(step, kind, question).exists() for question in questions)
         ]
         if not steps:
             return None
         return tuple(
-            Lines.together([self.lines(step, kind, asked) for step in steps]) for asked in questions
+            Lines.together([self.lines(step, kind, question) for step in steps])
+            for question in questions
         )
 
-    def lines_to(self, row: ProbeRow, steps: Sequence[int], asked: Asked) -> Lines:
+    def lines_to(self, row: ProbeRow, steps: Sequence[int], question: Asked) -> Lines:
         """What the batches of some recorded steps did to one answer."""
         every = enumerate(self.answers.get(row.kind, ()))
         place = next((place for place, answer in every if answer.row == row), None)
         parts = []
         for step in steps:
-            known = self._file(step, row.kind, asked)
-            if place is not None and known.exists():
-                parts.append(Lines.load(known).to(place))
+            file = self._file(step, row.kind, question)
+            if place is not None and file.exists():
+                parts.append(Lines.load(file).to(place))
             else:
-                parts.append(self._lines(self._kept(".npz", step, asked, row), [row], step, asked))
+                parts.append(
+                    self._lines(self._kept(".npz", step, question, row), [row], step, question)
+                )
         return Lines.together(parts)
 
-    def lines(self, step: int, kind: str, asked: Asked) -> Lines:
+    def lines(self, step: int, kind: str, question: Asked) -> Lines:
         """What a recorded step's batch did to all answers of a kind, in the order of `answers`."""
         rows = [answer.row for answer in self.answers[kind]]
-        return self._lines(self._file(step, kind, asked), rows, step, asked)
+        return self._lines(self._file(step, kind, question), rows, step, question)
 
-    def _lines(self, file: Path, rows: Sequence[ProbeRow], step: int, asked: Asked) -> Lines:
+    def _lines(self, file: Path, rows: Sequence[ProbeRow], step: int, question: Asked) -> Lines:
         """What a step's batch did to some answers: computed once, then kept in the file."""
         if not file.exists():
             sequences = [self.encoded(row) for row in rows]
             chunks = []
             for start in range(0, len(sequences), AT_ONCE):
                 with self.lock:
-                    chunk = self.asked(step, asked).lines(sequences[start : start + AT_ONCE])
+                    chunk = self.asked(step, question).lines(sequences[start : start + AT_ONCE])
                 chunks.append(chunk)
             write_aside(file, Lines.beside(chunks).save)
         return Lines.load(file)
 
-    def begin(self, kind: str, asked: Asked, steps: Sequence[int]) -> int:
+    def begin(self, kind: str, question: Asked, steps: Sequence[int]) -> int:
         """Computes `lines` of recorded steps in the background.
 
         **Returns:** how many of them are due. **Raises** what ended an earlier attempt.
         """
-        due = [step for step in steps if not self._file(step, kind, asked).exists()]
+        due = [step for step in steps if not self._file(step, kind, question).exists()]
 
         def compute() -> None:
             for step in due:
-                self.lines(step, kind, asked)
+                self.lines(step, kind, question)
 
         if due:
-            self.background.begin((kind, asked), compute)
+            self.background.begin((kind, question), compute)
         return len(due)
 
     def log_probs(self, row: ProbeRow, step: int) -> tuple[float, float]:
@@ -196,29 +201,29 @@ class Training:
         with self.lock:
             return self.asked(step, Asked()).log_probs(self.encoded(row))
 
-    def token_pushes(self, row: ProbeRow, step: int, asked: Asked) -> np.ndarray:
+    def token_pushes(self, row: ProbeRow, step: int, question: Asked) -> np.ndarray:
         """Push on every token of an answer, through chosen and through rejected responses."""
         with self.lock:
-            return self.asked(step, asked).on_tokens(self.encoded(row))
+            return self.asked(step, question).on_tokens(self.encoded(row))
 
-    def token_lines(self, row: ProbeRow, token: int, step: int, asked: Asked) -> Lines:
+    def token_lines(self, row: ProbeRow, token: int, step: int, question: Asked) -> Lines:
         """What a recorded step's batch did to one token of an answer."""
-        whole = self.encoded(row)
-        first = whole.prompt_length + token
+        sequence = self.encoded(row)
+        first = sequence.prompt_length + token
         with self.lock:
-            return self.asked(step, asked).lines([Encoded(whole.ids[: first + 1], first)])
+            return self.asked(step, question).lines([Encoded(sequence.ids[: first + 1], first)])
 
-    def token_map(self, row: ProbeRow, pair: Example, step: int, asked: Asked) -> TokenMap:
+    def token_map(self, row: ProbeRow, pair: Example, step: int, question: Asked) -> TokenMap:
         """Which token of a pair pushes which token of an answer, at a recorded step.
 
         A pair that was not in the step's batch takes the place of one that was. Computed once; then
         it is kept in a file.
         """
-        file = self._kept(".json", step, asked, row, pair)
+        file = self._kept(".json", step, question, row, pair)
         if file.exists():
             return read_value(file, TokenMap)
         with self.lock:
-            computed = self.asked(step, asked, pair).token_map(
+            computed = self.asked(step, question, pair).token_map(
                 pair.id,
                 self.encoded(row),
                 self._loaded[1].tokenizer,
@@ -228,13 +233,13 @@ class Training:
         write_text_aside(file, computed.model_dump_json())
         return computed
 
-    def lines_of(self, pair: Example, step: int, kind: str, asked: Asked) -> Lines:
+    def lines_of(self, pair: Example, step: int, kind: str, question: Asked) -> Lines:
         """What a pair does to all answers of a kind, in its batch or in place of another one."""
         if any(example.id == pair.id for example in self.record(step).examples):
-            return self.lines(step, kind, asked)
+            return self.lines(step, kind, question)
         sequences = [self.encoded(answer.row) for answer in self.answers[kind]]
         with self.lock:
-            return self.asked(step, asked, pair).lines(sequences)
+            return self.asked(step, question, pair).lines(sequences)
 
     def record(self, step: int) -> StepRecord:
         """A recorded step.
@@ -286,22 +291,22 @@ class Training:
                     self._steps.clear()
                     check_room(record, device)
 
-    def asked(self, step: int, asked: Asked, pair: Example | None = None) -> AskedStep:
+    def asked(self, step: int, question: Asked, pair: Example | None = None) -> AskedStep:
         """The step that questions are put to; the newest few stay in memory."""
-        key = (step, asked, None if pair is None else pair.id)
+        key = (step, question, None if pair is None else pair.id)
         with self.lock:
             if key not in self._steps:
                 self.check_room()
                 record = self.record(step)
                 if pair is not None and all(pair.id != e.id for e in record.examples):
                     record = with_pair(record, self._scored(pair))
-                if asked.objective is not None:
-                    record = under(record, asked.objective)
-                if asked.metric == "gradient":
+                if question.objective is not None:
+                    record = under(record, question.objective)
+                if question.metric == "gradient":
                     record = record.as_gradient_step()
                 for old in list(self._steps)[: 1 - STEPS]:
                     del self._steps[old]
-                self._steps[key] = AskedStep(record, self._loaded[0], asked.without)
+                self._steps[key] = AskedStep(record, self._loaded[0], question.without)
             return self._steps[key]
 
     def _scored(self, pair: Example) -> RecordedExample:
@@ -310,13 +315,13 @@ class Training:
             raise ConfigError("pair", pair.id, "is longer than the model's context")
         return self.score([encoded])[0]
 
-    def _file(self, step: int, kind: str, asked: Asked) -> Path:
+    def _file(self, step: int, kind: str, question: Asked) -> Path:
         rows = (answer.row for answer in self.answers.get(kind, ()))
-        return self._kept(".npz", step, asked, *rows)
+        return self._kept(".npz", step, question, *rows)
 
-    def _kept(self, suffix: str, step: int, asked: Asked, *rows: Row) -> Path:
+    def _kept(self, suffix: str, step: int, question: Asked, *rows: Row) -> Path:
         """The file that holds what was computed from these rows at a step."""
-        objective = "" if asked.objective is None else asked.objective.model_dump_json()
-        parts = (_LINES, self.result, str(step), asked.metric, objective, *asked.without)
+        objective = "" if question.objective is None else question.objective.model_dump_json()
+        parts = (_LINES, self.result, str(step), question.metric, objective, *question.without)
         text = "\0".join((*parts, *(row.model_dump_json() for row in rows)))
-        return self.kept / f"{hashlib.sha256(text.encode()).hexdigest()}{suffix}"
+        return self.cache / f"{hashlib.sha256(text.encode()).hexdigest()}{suffix}"

@@ -41,11 +41,13 @@ def read_answers(
         path = ends.setdefault((score.pair_id, score.kind), [score.logp, score.logp])
         path[1] = score.logp
     kinds = grouped(
-        (row.kind, Answer(row, *known))
+        (row.kind, Answer(row, *ends_of))
         for row in watched
-        if (known := ends.get((row.pair_id, row.kind)))
+        if (ends_of := ends.get((row.pair_id, row.kind)))
     )
-    return {kind: sorted(own, key=lambda answer: answer.change) for kind, own in kinds.items()}
+    return {
+        kind: sorted(of_kind, key=lambda answer: answer.change) for kind, of_kind in kinds.items()
+    }
 
 
 def split_of(answers: Sequence[Answer], split: Split | Literal["all"]) -> list[Answer]:

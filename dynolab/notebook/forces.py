@@ -172,12 +172,12 @@ def force_map(
     write = writer_of(tokenizer)
     rows = [_answer(number, row, write) for number, row in enumerate(observed)]
     encoded = [encoder.probe(row) for row in rows]
-    kept = [
+    readable = [
         (row.pair_id, sequence)
         for row, sequence in zip(rows, encoded, strict=True)
         if sequence is not None
     ]
-    if not kept:
+    if not readable:
         raise ConfigError("observed", len(rows), "none fits the model's context; give shorter ones")
     examples = [_pair(number, row, write) for number, row in enumerate(updating)]
     pairs = encoder.examples(examples)
@@ -186,10 +186,10 @@ def force_map(
     recorded = recorded_examples(pairs, scores)
     texts = [text for row in examples for text in (row.chosen, row.rejected) if text]
     warn_of_unread(tokenizer, [*(row.response for row in rows), *texts])
-    answers = tuple(sequence for _, sequence in kept)
+    answers = tuple(sequence for _, sequence in readable)
     return TextForces(
         map_of_tokens(policy, answers, recorded, built, update=learning_rate),
-        tuple(name for name, _ in kept),
+        tuple(name for name, _ in readable),
         tuple(pair.id for pair in pairs),
         learning_rate,
         answers,
@@ -204,8 +204,8 @@ def force_map(
 def _objective(objective: str | RowObjectiveConfig) -> RowObjectiveConfig:
     if not isinstance(objective, str):
         return objective
-    known = [config.model_fields["name"].default for config in get_args(RowConfig)]
-    check_known("objective", objective, known)
+    objective_names = [config.model_fields["name"].default for config in get_args(RowConfig)]
+    check_known("objective", objective, objective_names)
     config: RowObjectiveConfig = TypeAdapter(RowObjectiveConfig).validate_python(
         {"name": objective}
     )

@@ -154,8 +154,8 @@ def outline(
     x: Sequence[float] | ndarray, low: Float[ndarray, " x"], high: Float[ndarray, " x"]
 ) -> tuple[ndarray, ndarray]:
     """x and y of the line around the area from `low` to `high`, without NaN."""
-    known = np.isfinite(low)
-    at, upper, lower = np.asarray(x)[known], high[known], low[known]
+    finite = np.isfinite(low)
+    at, upper, lower = np.asarray(x)[finite], high[finite], low[finite]
     return np.concatenate([at, at[::-1]]), np.concatenate([upper, lower[::-1]]).round(6)
 
 

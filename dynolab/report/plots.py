@@ -193,9 +193,9 @@ def forest_plot(
             tickangle=0,
             col=col,
         )
-        own = figures.mean(baseline, next(iter(panel.figures.values())))
-        if np.isfinite(own.mean):
-            plot.add_vline(x=own.mean, layer="below", line=line, row=1, col=col)
+        base = figures.mean(baseline, next(iter(panel.figures.values())))
+        if np.isfinite(base.mean):
+            plot.add_vline(x=base.mean, layer="below", line=line, row=1, col=col)
         if col > 1:
             plot.update_yaxes(ticks="", col=col)
     plot.update_layout(showlegend=len(labels) > 1)

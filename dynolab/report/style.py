@@ -26,10 +26,10 @@ def excerpt(value: str, limit: int = 160, *, end: bool = False) -> str:
     if len(words) <= limit:
         return words
     if end:
-        _, space, whole = words[-limit - 1 :].partition(" ")
-        return f"[…] {whole if space and 4 * len(whole) > 3 * limit else words[-limit:]}"
-    whole, space, _ = words[: limit + 1].rpartition(" ")
-    return f"{whole if space and 4 * len(whole) > 3 * limit else words[:limit]} […]"
+        _, space, words_left = words[-limit - 1 :].partition(" ")
+        return f"[…] {words_left if space and 4 * len(words_left) > 3 * limit else words[-limit:]}"
+    words_left, space, _ = words[: limit + 1].rpartition(" ")
+    return f"{words_left if space and 4 * len(words_left) > 3 * limit else words[:limit]} […]"
 
 
 def plotly_text(text: object, limit: int = 80) -> str:

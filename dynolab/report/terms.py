@@ -95,13 +95,13 @@ _LINK = Markup('<a class="term" href="#term-{}" title="{}">{}</a>')
 
 def with_terms(text: str) -> Markup:
     """The text, escaped, in which each term leads to the glossary where it first occurs."""
-    said = {""}
+    anchors = {""}
 
     def link(match: re.Match[str]) -> str:
         anchor = (match.lastgroup or "").replace("_", "-")
-        if anchor in said:
+        if anchor in anchors:
             return match[0]
-        said.add(anchor)
+        anchors.add(anchor)
         # What is matched has been escaped with the text around it.
         return _LINK.format(anchor, TERMS[anchor][1], Markup(match[0]))
 

@@ -29,7 +29,7 @@ def coupling(inputs: Mapping[str, Path], facts: Facts) -> Chapter:
         "the rank correlation of these sizes between one point and the next says whether the "
         "answers that were coupled strongly still are. Where it breaks, forces found at one "
         "checkpoint say little about the next.",
-        verdicts=[verdict for rate, own in kernels.items() for verdict in _verdicts(rate, own)],
+        verdicts=[verdict for rate, row in kernels.items() for verdict in _verdicts(rate, row)],
         content=[_figure(kernels)],
         source="The order of ‖K‖ as a sign of healthy finetuning follows Ren's thesis (arXiv "
         "2509.19554). Intervals are over resampled answers; an order holds above a rank "
@@ -43,14 +43,14 @@ def _verdicts(rate: float, kernel: Kernel) -> list[Verdict]:
     findings = kernel.findings
     figures = [
         Measurement(
-            name=f"{own.first} to {own.second}",
-            mean=own.correlation,
-            low=own.low,
-            high=own.high,
+            name=f"{row.first} to {row.second}",
+            mean=row.correlation,
+            low=row.low,
+            high=row.high,
             n=len(kernel.sizes) // len(findings.labels),
-            outcome=_OUTCOMES[own.verdict],
+            outcome=_OUTCOMES[row.verdict],
         )
-        for own in _consecutive(kernel)
+        for row in _consecutive(kernel)
     ]
     topic, expected = f"learning rate {number(rate)}", f"rank correlation > {findings.threshold:g}"
     claims = (
@@ -65,20 +65,20 @@ def _verdicts(rate: float, kernel: Kernel) -> list[Verdict]:
 
 def _consecutive(kernel: Kernel) -> list[AgreementRow]:
     """The agreement of every checkpoint with the next."""
-    by_ends = {(own.first, own.second): own for own in kernel.findings.agreements}
+    by_ends = {(row.first, row.second): row for row in kernel.findings.agreements}
     return [by_ends[ends] for ends in pairwise(kernel.findings.labels)]
 
 
 def _figure(kernels: Mapping[float, Kernel]) -> Figure:
     """Rank correlations by learning rate and part of the training."""
     rows = {rate: _consecutive(kernel) for rate, kernel in kernels.items()}
-    columns = [f"{own.first} → {own.second}" for own in next(iter(rows.values()))]
+    columns = [f"{row.first} → {row.second}" for row in next(iter(rows.values()))]
     plot = correlation_plot(
         150 + 80 * len(rows),
-        z=np.array([[own.correlation for own in agreements] for agreements in rows.values()]),
+        z=np.array([[row.correlation for row in agreements] for agreements in rows.values()]),
         x=[plotly_text(column, 32) for column in columns],
         y=[number(rate) for rate in rows],
-        text=[[_cell(own) for own in agreements] for agreements in rows.values()],
+        text=[[_cell(row) for row in agreements] for agreements in rows.values()],
         colorscale=SEQUENTIAL,
         zmin=0,
         zmax=1.6,
@@ -95,7 +95,7 @@ def _figure(kernels: Mapping[float, Kernel]) -> Figure:
     )
 
 
-def _cell(own: AgreementRow) -> str:
-    growth = true_minus(f"{own.growth:+.0%}")
-    ends = f"[{number(own.low, 2)}, {number(own.high, 2)}]"
-    return f"<b>{number(own.correlation, 2)}</b> {ends}<br>{own.verdict}, sizes {growth}"
+def _cell(row: AgreementRow) -> str:
+    growth = true_minus(f"{row.growth:+.0%}")
+    ends = f"[{number(row.low, 2)}, {number(row.high, 2)}]"
+    return f"<b>{number(row.correlation, 2)}</b> {ends}<br>{row.verdict}, sizes {growth}"

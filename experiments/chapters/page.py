@@ -117,10 +117,10 @@ def lines_by(rows: pd.DataFrame, line: str, x: str, value: str) -> list[Line]:
 
     **Arguments:** `line`, `x`, `value`: names of columns.
     """
-    known = rows[np.isfinite(rows[value].astype(float))]
+    measured = rows[np.isfinite(rows[value].astype(float))]
     lines = []
-    for name, own in known.groupby(line, sort=False):
-        at_x = {at: some[value].to_numpy(dtype=float) for at, some in own.groupby(x)}
+    for name, of_line in measured.groupby(line, sort=False):
+        at_x = {at: some[value].to_numpy(dtype=float) for at, some in of_line.groupby(x)}
         lines.append(Line(str(name), list(at_x), [mean_interval(v) for v in at_x.values()]))
     return lines
 

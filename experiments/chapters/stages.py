@@ -196,7 +196,7 @@ def learning_speed(work: Work[SpeedJob]) -> dict[str, float]:
         adaptations = compare_adaptation(config.adaptation, config.seeds)
         work.write_tables(speeds=rows, adaptations=adaptations)
     means = (_means(rows, name, name + "/{kind}") for name in ("speed", "first_order"))
-    return work.log_metrics({name: mean for own in means for name, mean in own.items()})
+    return work.log_metrics({name: mean for numbers in means for name, mean in numbers.items()})
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -206,7 +206,7 @@ def _mean(values: Iterable[float]) -> float:
 def _means(rows: Iterable[dict[str, Any]], column: str, name: str) -> dict[str, float]:
     """Means of a column over the rows with the same metric's name, a format of columns."""
     values = grouped((name.format(**row), row[column]) for row in rows)
-    return {metric: _mean(own) for metric, own in values.items()}
+    return {metric: _mean(numbers) for metric, numbers in values.items()}
 
 
 SUPERVISION = Stage("supervision", 2, supervision)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from markupsafe import Markup
 
 from dynolab.report.figure import Figure, add_diagonal, in_panel, subplots
@@ -36,20 +35,20 @@ def write_counterfactual_page(
         agreement=agreements[0],
         effects=effects,
         groups=groups,
-        without={each.estimate for each in agreements} == {"ledger"},
+        without={row.estimate for row in agreements} == {"ledger"},
         optimizers=list(DIFFERENTIATED),
     )
     head = ("estimate", "LDS [95 %]", "error", "same sign [95 %]", "answers", "seeds")
     rows = [
         (
-            each.estimate,
-            f"{number(each.lds, 2)} {_ends(each.lds_low, each.lds_high)}",
-            number(each.error, 2),
-            f"{number(each.same_sign, 2)} {_ends(each.same_sign_low, each.same_sign_high)}",
-            each.blamed,
-            each.seeds,
+            row.estimate,
+            f"{number(row.lds, 2)} {_ends(row.lds_low, row.lds_high)}",
+            number(row.error, 2),
+            f"{number(row.same_sign, 2)} {_ends(row.same_sign_low, row.same_sign_high)}",
+            row.blamed,
+            row.seeds,
         )
-        for each in agreements
+        for row in agreements
     ]
     page = words.page(
         name,
@@ -72,20 +71,20 @@ def blamed_table(
     effects: Sequence[Effect], groups: Sequence[Dropped], repeats: Sequence[Repeat]
 ) -> Markup:
     """Each single answer without the examples that the ledger blames for its fall."""
-    known = {(each.group, each.functional, each.estimate): each for each in effects}
-    estimates = list(dict.fromkeys(each.estimate for each in effects))
+    by_effect = {(row.group, row.functional, row.estimate): row for row in effects}
+    estimates = list(dict.fromkeys(row.estimate for row in effects))
     rows = []
     for group in groups:
         if group.answer is not None:
-            own = [known[group.name, group.answer, estimate] for estimate in estimates]
-            measured = [each.measured for each in repeats if each.group == group.name]
-            seeds = mean_interval(np.array(measured))
+            of_group = [by_effect[group.name, group.answer, estimate] for estimate in estimates]
+            measured = [row.measured for row in repeats if row.group == group.name]
+            seeds = mean_interval(measured)
             rows.append(
                 (
                     group.answer,
                     ", ".join(group.examples),
-                    *(number(each.predicted, sign=True) for each in own),
-                    number(own[0].measured, sign=True),
+                    *(number(row.predicted, sign=True) for row in of_group),
+                    number(of_group[0].measured, sign=True),
                     f"{number(seeds.mean, sign=True)} {_ends(seeds.low, seeds.high)}",
                 )
             )
@@ -96,20 +95,20 @@ def blamed_table(
 def effects_figure(effects: Sequence[Effect], groups: Sequence[Dropped], words: Words) -> Figure:
     """Predicted against measured effects, of random and of blamed groups."""
     blamed = {group.name for group in groups if group.answer is not None}
-    estimates = list(dict.fromkeys(each.estimate for each in effects))
+    estimates = list(dict.fromkeys(row.estimate for row in effects))
     titles = [f"measured against the {estimate}’s prediction" for estimate in estimates]
     plot = subplots(titles, 480, x={"title_text": "predicted, nats"}, y_title="nats")
     for column, estimate in enumerate(estimates, start=1):
-        of_estimate = [each for each in effects if each.estimate == estimate]
+        of_estimate = [row for row in effects if row.estimate == estimate]
         for label, color, of_blamed in (
             ("random groups", HISTORY, False),
             ("blamed groups", CHOSEN, True),
         ):
-            own = [each for each in of_estimate if (each.group in blamed) == of_blamed]
+            of_label = [row for row in of_estimate if (row.group in blamed) == of_blamed]
             plot.add_scatter(
-                x=[round(effect.predicted, 5) for effect in own],
-                y=[round(effect.measured, 5) for effect in own],
-                text=[plotly_text(f"{e.group} on {e.functional}") for e in own],
+                x=[round(effect.predicted, 5) for effect in of_label],
+                y=[round(effect.measured, 5) for effect in of_label],
+                text=[plotly_text(f"{e.group} on {e.functional}") for e in of_label],
                 mode="markers",
                 **in_panel(column, label),
                 marker={"color": color, "size": 5, "opacity": 0.6},

@@ -68,11 +68,11 @@ def differentiate(work: Work[MetagradientConfig]) -> dict[str, float]:
             replay.segment(steps, config.disk_bytes),
             lambda text: progress.update(progress.step, text),
         ):
-            found = backwards.enter(record)
-            for example, nats in zip(found.examples, found.nats.tolist(), strict=True):
+            reached = backwards.enter(record)
+            for example, nats in zip(reached.examples, reached.nats.tolist(), strict=True):
                 before = totals.get(example, [0.0] * len(functionals))
                 totals[example] = [a + b for a, b in zip(before, nats, strict=True)]
-            progress.update(steps - found.step, f"step {found.step}")
+            progress.update(steps - reached.step, f"step {reached.step}")
     work.write_tables(
         derivatives=[
             ExampleDerivative(example=example, functional=functional.name, nats=nats)

@@ -247,11 +247,13 @@ def claims_on(training: str) -> tuple[Claim, ...]:
     both = training in (EXTENDED, EXTENDED_HALF)
     like = _CLAIMED_LIKE.get(training)
     alone = [claim for claim in CLAIMS if claim.against is None]
-    found = {
+    figures_found = {
         **{c.name: replace(c, training=training, papers="") for c in alone if c.training == like},
         **{claim.name: claim for claim in alone if claim.training == training},
     }
-    return tuple(claim for claim in found.values() if not (both and claim.name == "rejected"))
+    return tuple(
+        claim for claim in figures_found.values() if not (both and claim.name == "rejected")
+    )
 
 
 def assess_log(training: str, paths: LearningPaths) -> tuple[Verdict, ...]:

@@ -68,9 +68,9 @@ class ReproduceParameters(PairComparison):
             raise ConfigError(
                 "sft.probe_every", 0, "claims on SFT need its probes; set probe_every to 1 or more"
             )
-        known = PAPERS | PAPERS_ON_POLICY
+        labels = PAPERS | PAPERS_ON_POLICY
         for label in self.learning_rates:
-            check_known("learning_rates", label, known)
+            check_known("learning_rates", label, labels)
         return self
 
     @property
@@ -113,7 +113,7 @@ def reproduce_steps(parameters: ReproduceParameters) -> list[Step]:
 FLOW = StagedFlow(
     "reproduce",
     ReproduceParameters,
-    lambda parameters, _: Plan(known := resolved_comparison(parameters), reproduce_steps(known)),
+    lambda parameters, _: Plan(study := resolved_comparison(parameters), reproduce_steps(study)),
     page="reproduction-page",
     file="reproduction.html",
 )

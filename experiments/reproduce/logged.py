@@ -81,16 +81,16 @@ def start_logs(
         "verdicts": verdicts,
         "estimates": estimates
         | {
-            f"changes/{name}/{kind}": mean_interval(own).as_dict()
+            f"changes/{name}/{kind}": mean_interval(changes_of_kind).as_dict()
             for name, kinds in moved.items()
-            for kind, own in kinds.items()
+            for kind, changes_of_kind in kinds.items()
         }
         | {
             f"fell/{name}": share_interval(
-                int((own["chosen"] < 0).sum()), len(own["chosen"])
+                int((changes_of_kind["chosen"] < 0).sum()), len(changes_of_kind["chosen"])
             ).as_dict()
-            for name, own in moved.items()
-            if len(own.get("chosen", ())) > 1
+            for name, changes_of_kind in moved.items()
+            if len(changes_of_kind.get("chosen", ())) > 1
         },
         "numbers": {},
         "paths": {

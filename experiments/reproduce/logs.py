@@ -78,8 +78,8 @@ def read_log(folder: Path, training: str, without: Collection[str] = ()) -> Log:
                 packed = _read(file)
                 means = values[0]
                 values = np.load(BytesIO(packed), allow_pickle=False).astype(float)
-                own = values[0].mean(-1, keepdims=True)
-                if values.ndim != 3 or not np.allclose(own, means, rtol=1e-3, equal_nan=True):
+                centre = values[0].mean(-1, keepdims=True)
+                if values.ndim != 3 or not np.allclose(centre, means, rtol=1e-3, equal_nan=True):
                     raise ValueError(f"its first means are not those of {LINES}")
             content += packed
     if len(values) < 2:

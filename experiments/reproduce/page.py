@@ -19,7 +19,7 @@ from dynolab.report.comparison.findings import findings_section
 from dynolab.report.figure import Figure
 from dynolab.report.inputs.arms import PairRun
 from dynolab.report.inputs.study import PageInputs
-from dynolab.report.page import Page, Words, table, write_page, write_summary
+from dynolab.report.page import Page, Words, as_dicts, table, write_page, write_summary
 from dynolab.report.plots import Line, LinePanel, line_plot
 from dynolab.report.study.tables import values_of
 from dynolab.report.style import in_order, number, style_of, with_interval
@@ -31,9 +31,9 @@ from dynolab.report.tables import (
     run_table,
     verdict_table,
 )
-from dynolab.results.arms import AFTER_EXTENDED, TITLES
+from dynolab.results.arms import AFTER_EXTENDED, TITLES, RunFigures
 from dynolab.results.study import ARGMAX
-from dynolab.statistics import Interval, mean_interval
+from dynolab.statistics import Interval, band, mean_interval
 from experiments.reproduce.claims import assess_log, assess_reproduction
 from experiments.reproduce.logs import Log
 
@@ -64,43 +64,35 @@ def write_reproduction_page(inputs: ReproductionInputs, folder: Path) -> dict[st
     **Returns** the summary's flat, finite metrics: `<training>/<kind>`, changes in nats, means over
     seeds, and `claims/<outcome>`.
     """
-    seeds: list[Trainings] = [
-        {
-            name: paths
-            for name in TITLES
-            if (run := inputs.runs.get((name, seed))) is not None
-            and run.summary is not None
-            and (paths := learning_paths(run.probes)) is not None
-        }
-        for seed in inputs.seeds
-    ]
+    seeds: list[Trainings] = []
+    runs: dict[str, dict[int, RunFigures]] = {training: {} for training in TITLES}
+    for seed in inputs.seeds:
+        probed = {}
+        for training in TITLES:
+            run = inputs.runs.get((training, seed))
+            if run is not None:
+                runs[training][seed] = run.row()
+                paths = learning_paths(run.probes) if run.summary else None
+                if paths is not None:
+                    probed[training] = paths
+        seeds.append(probed)
     won = [inputs.runs[AFTER_EXTENDED, seed].won for seed in inputs.seeds]
     shares = [share for share in won if share is not None]
-    means = mean_interval(np.array([share.mean for share in shares]))
-    known = None if len(shares) < len(won) else shares[0] if len(won) == 1 else means
-    verdicts = assess_reproduction(seeds, known)
+    share_won = None
+    if len(shares) == len(won):
+        share_won = shares[0] if len(won) == 1 else mean_interval([share.mean for share in shares])
+    verdicts = assess_reproduction(seeds, share_won)
     changes = changes_of(seeds)
     words = Words(HERE / "reproduction.html", inputs=inputs, unit=inputs.unit)
-    rows = {
-        TITLES[training]: {
-            name: changes[f"{training}/{name}"]
-            for name in _SHOWN
-            if f"{training}/{name}" in changes
-        }
-        for training in TITLES
-        if any((training, seed) in inputs.runs for seed in inputs.seeds)
-    }
-    values = {run: [{name: own.mean for name, own in of.items()}] for run, of in rows.items()}
-    ends = {
-        TITLES[training]: ending(
-            {
-                seed: run.row()
-                for seed in inputs.seeds
-                if (run := inputs.runs.get((training, seed))) is not None
-            }
-        )
-        for training in TITLES
-    }
+    rows: dict[str, dict[str, Interval]] = {}
+    values: dict[str, list[dict[str, float]]] = {}
+    ends: dict[str, str] = {}
+    for training, title in TITLES.items():
+        if runs[training]:
+            names = [name for name in _SHOWN if f"{training}/{name}" in changes]
+            rows[title] = {name: changes[f"{training}/{name}"] for name in names}
+            values[title] = [{name: rows[title][name].mean for name in names}]
+            ends[title] = ending(runs[training])
     measures = [Measure(name, f"Δ {title}", signed=True) for name, title in _SHOWN.items()]
     table = run_table(ArmTable(values, rows), list(rows), measures, None, about=ends)
     page = words.page(
@@ -120,7 +112,7 @@ def write_reproduction_page(inputs: ReproductionInputs, folder: Path) -> dict[st
         "reproduction": inputs.name,
         "seeds": list(inputs.seeds),
         "metrics": {name: moved.mean for name, moved in changes.items()} | outcome_counts(verdicts),
-        "changes": {name: moved.as_dict() for name, moved in changes.items()},
+        "changes": as_dicts(changes),
         "verdicts": [verdict.summary() for verdict in verdicts],
     }
     return write_summary(summary, folder)
@@ -130,26 +122,35 @@ def changes_of(seeds: Sequence[Trainings]) -> dict[str, Interval]:
     """`<training>/<kind>` and `<training>/gap`: mean changes in nats, measured as in the claims."""
     changes: dict[str, Interval] = {}
     for training in TITLES:
-        paths = [trainings[training] for trainings in seeds if training in trainings]
-        for name in _SHOWN if paths and len(paths) == len(seeds) else ():
-            each = [change(known) for own in paths if (known := values_of(own, name)) is not None]
-            if len(each) == len(paths):
-                changes[f"{training}/{name}"] = over_units(each)
+        for name in _SHOWN:
+            values = _values_by_seed(seeds, training, name)
+            if values:
+                changes[f"{training}/{name}"] = over_units([change(of_seed) for of_seed in values])
     return changes
+
+
+def _values_by_seed(seeds: Sequence[Trainings], training: str, kind: str) -> list[ndarray]:
+    """Every seed's values of a kind; none unless all seeds have them."""
+    values = []
+    for trainings in seeds:
+        of_seed = values_of(trainings[training], kind) if training in trainings else None
+        if of_seed is None:
+            return []
+        values.append(of_seed)
+    return values
 
 
 def _path_figure(seeds: Sequence[Trainings], words: Words) -> Figure | None:
     """Chosen, rejected, y* and the gap over every training, means over seeds."""
-    trainings = [name for name in TITLES if all(name in own for own in seeds)]
+    trainings = [name for name in TITLES if all(name in of_seed for of_seed in seeds)]
     panels = []
     for kind, title in _SHOWN.items():
         lines = []
         for training in trainings:
-            paths = [own[training] for own in seeds]
-            steps = paths[0].steps
-            each = [known for own in paths if (known := values_of(own, kind)) is not None]
-            if len(each) == len(paths) and all(len(values) == len(steps) for values in each):
-                means = np.array([[mean_interval(row).mean for row in own] for own in each]).T
+            steps = seeds[0][training].steps
+            values = _values_by_seed(seeds, training, kind)
+            if values and all(len(of_seed) == len(steps) for of_seed in values):
+                means = np.stack([band(of_seed)[0] for of_seed in values], axis=1)
                 at = (steps / steps[-1]).tolist()
                 lines.append(Line(TITLES[training], at, intervals_of_change(means)))
         panels.append(LinePanel(title, "fraction of training", "log π (nats)", lines))
@@ -172,13 +173,15 @@ def logs_page(name: str, runs: Mapping[str, Log], settings: str) -> Page:
         "Δ gap",
         "note",
     )
-    found = verdict_table("run", verdicts, named=lambda run: f"{run}: {TITLES[runs[run].training]}")
+    verdicts_shown = verdict_table(
+        "run", verdicts, named=lambda run: f"{run}: {TITLES[runs[run].training]}"
+    )
     return words.page(
         name,
         content=[
             words.section("changes", table(head, rows, "ssnnnnnns")),
             *(_figure(f"paths-{i}", run, runs[run], words) for i, run in enumerate(runs)),
-            words.section("verdicts", found),
+            words.section("verdicts", verdicts_shown),
         ],
         settings=settings,
     )
@@ -186,17 +189,18 @@ def logs_page(name: str, runs: Mapping[str, Log], settings: str) -> Page:
 
 def verdicts_on(runs: Mapping[str, Log]) -> list[Verdict]:
     """Every run's verdicts, as `<run>/<training>/<claim>`, with the run as their topic."""
-    return [
-        verdict.model_copy(update={"id": f"{run}/{verdict.id}", "topic": run})
-        for run, log in runs.items()
-        for verdict in assess_log(log.training, log.paths)
-    ]
+    verdicts = []
+    for run, log in runs.items():
+        for verdict in assess_log(log.training, log.paths):
+            update = {"id": f"{run}/{verdict.id}", "topic": run}
+            verdicts.append(verdict.model_copy(update=update))
+    return verdicts
 
 
 def changes_of_log(log: Log) -> dict[str, Float[ndarray, " pairs"]]:
     """The change of every kind, and of the gap, nats for each pair that has it."""
-    known = {kind: values_of(log.paths, kind) for kind in (*log.paths.logp, GAP)}
-    changes = {kind: change(path) for kind, path in known.items() if path is not None}
+    values = {kind: values_of(log.paths, kind) for kind in (*log.paths.logp, GAP)}
+    changes = {kind: change(path) for kind, path in values.items() if path is not None}
     return {kind: moved[np.isfinite(moved)] for kind, moved in changes.items()}
 
 
@@ -204,7 +208,7 @@ def _row(run: str, log: Log) -> Sequence[str]:
     changes = changes_of_log(log)
     chosen = changes.get("chosen", np.empty(0))
     moved = (changes.get(kind, np.empty(0)) for kind in ("chosen", ARGMAX, GAP))
-    first, *others = (with_interval(mean_interval(own)) for own in moved)
+    first, *others = (with_interval(mean_interval(values)) for values in moved)
     fell = f"{(chosen < 0).mean():.0%}" if len(chosen) > 1 else "–"
     size = (str(len(log.paths.steps)), number(len(chosen)) if len(chosen) > 1 else "their mean")
     return (run, TITLES[log.training], *size, first, fell, *others, log.note)
@@ -222,15 +226,15 @@ def _figure(name: str, run: str, log: Log, words: Words) -> Figure:
             unit,
             [
                 Line(kind, at, intervals_of_change(path[:, np.isfinite(path[0])]))
-                for kind, path in own.items()
+                for kind, path in lines_of.items()
             ],
         )
-        for title, unit, own in (
+        for title, unit, lines_of in (
             ("answers", "log π (nats)", answers),
             ("p − e of the chosen", "norm", near),
             ("A", "norm", {name: path for name, path in others.items() if name.endswith("A_o")}),
         )
-        if own
+        if lines_of
     ]
     text = words.figure("paths", line_plot(panels))
     return Figure(name, f"{run}: {TITLES[log.training]}", text.message, text.note, text.plot)

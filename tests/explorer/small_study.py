@@ -44,7 +44,7 @@ def small_study(folder: Path) -> Study:
             score=_unused,
             ledger=None,
             records=RecordCache(folder / "cache"),
-            kept=folder / "kept",
+            cache=folder / "kept",
         )
     pairs = {row.id: row for row in read_rows(folder / "train.jsonl", Example)}
     return Study("name", "report/0", trainings, pairs, "data/0")
@@ -53,7 +53,7 @@ def small_study(folder: Path) -> Study:
 def alone(study: Study, **changes: Any) -> Study:
     """The preference training alone, with changes; nothing is computed or kept yet."""
     own = study.training("preference")
-    fresh = replace(own, kept=own.kept / "none", _steps={}, **changes)
+    fresh = replace(own, cache=own.cache / "none", _steps={}, **changes)
     return replace(study, trainings={"preference": fresh})
 
 

@@ -107,7 +107,7 @@ def training(folder: Path) -> Training:
         score=unused,  # type: ignore[arg-type]
         ledger=None,
         records=RecordCache(folder),
-        kept=folder,
+        cache=folder,
     )
 
 

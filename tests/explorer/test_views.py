@@ -220,4 +220,4 @@ def test_what_was_computed_before_a_loss_stays(study: Study, tmp_path: Path) -> 
         assert "recorded step" in text
         again = view(after, state)
         assert LOST in again and "recorded step" in again
-    shutil.rmtree(own.kept)
+    shutil.rmtree(own.cache)

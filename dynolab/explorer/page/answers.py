@@ -230,7 +230,7 @@ def _sides(study: Study, state: State) -> list[Side]:
     training = study.training(state.training)
     other = study.trainings.get(state.beside, training)
     if other is not training:
-        return [Side(own.label, own, state) for own in (training, other)]
+        return [Side(answer_shown.label, answer_shown, state) for answer_shown in (training, other)]
     if None in (state.step, state.step_beside) or state.step == state.step_beside:
         return []
     return [
@@ -277,7 +277,11 @@ def _column(side: Side, row: ProbeRow, moved: Moved | None, recorded: Sequence[i
 def _values(side: Side, row: ProbeRow, recorded: Sequence[int]) -> list[Any]:
     """log π at both ends of the training, or of the step."""
     if side.state.step is None:
-        watched = (own for own in side.training.answers.get(row.kind, ()) if own.row == row)
+        watched = (
+            answer_shown
+            for answer_shown in side.training.answers.get(row.kind, ())
+            if answer_shown.row == row
+        )
         ends = [(answer.start, answer.end) for answer in watched]
     else:
         ends = (

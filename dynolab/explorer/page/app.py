@@ -139,8 +139,8 @@ def _fill(app: Dash, study: Study) -> None:
                 progress[0] = waiting
                 return progress, False, search
             if state.view == "pairs":
-                known = pairs.shown(study, state, computed=waiting is None)
-                return [waiting, *known], waiting is None, search
+                parts_shown = pairs.shown(study, state, computed=waiting is None)
+                return [waiting, *parts_shown], waiting is None, search
             if waiting is not None:
                 return [waiting], False, search
             return what_if.shown(study, state, dark), True, search
@@ -213,7 +213,7 @@ def _waiting(training: Training, state: State) -> Any:
     questions = {state.asked}
     if state.view == "what-if":
         questions.add(state.changed(training))
-    due = sum(training.begin(state.kind, asked, steps) for asked in questions)
+    due = sum(training.begin(state.kind, question, steps) for question in questions)
     if not due:
         return None
     every = len(steps) * len(questions)

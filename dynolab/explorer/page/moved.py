@@ -123,11 +123,11 @@ def pusher_tables(
     by_source = [html.H3(f"By source{when}"), parts.table(("source", *HEAD[1:4]), sources, "snnn")]
     return by_source * bool(sources) + [
         part
-        for title, own in ((f"Who pulled {what} down", down), (f"Who held {what} up", up))
-        if own
+        for title, pushers in ((f"Who pulled {what} down", down), (f"Who held {what} up", up))
+        if pushers
         for part in (
             html.H3(f"{title}{when}"),
-            parts.table(HEAD, [_pusher(study, push, state) for push in own], "snnnsss"),
+            parts.table(HEAD, [_pusher(study, push, state) for push in pushers], "snnnsss"),
         )
     ]
 
@@ -176,8 +176,8 @@ def _plot(lines: Lines) -> go.Figure:
         (CHOSEN, "through chosen answers", BLUE),
         (REJECTED, "through rejected ones", RED),
     ):
-        own = lines.side == side
-        nats = [float(lines.nats[own & (lines.step == step)].sum()) for step in steps]
+        of_side = lines.side == side
+        nats = [float(lines.nats[of_side & (lines.step == step)].sum()) for step in steps]
         sums = [total + more for total, more in zip(sums, nats, strict=True)]
         hover = f"step %{{x}}: %{{y:+.3g}} nats {name}<extra></extra>"
         figure.add_bar(

@@ -100,13 +100,16 @@ def _at_recorded_steps(
     if known is None:
         return []
     lines = known[0]
-    own = sorted(set(lines.step[lines.pair == pair.id].tolist()))
-    if own and (state.step is None or not steps):
-        when = f"at recorded step{'s' if len(own) > 1 else ''} {', '.join(map(str, own))}"
+    batch_steps = sorted(set(lines.step[lines.pair == pair.id].tolist()))
+    if batch_steps and (state.step is None or not steps):
+        plural = "s" if len(batch_steps) > 1 else ""
+        when = f"at recorded step{plural} {', '.join(map(str, batch_steps))}"
     elif steps:
         step = steps[-1] if state.step is None else nearest(steps, state.step)
         lines = training.lines_of(pair, step, state.kind, state.asked)
-        instead = "" if step in own else ", in place of another pair: its batch had not this one"
+        instead = (
+            "" if step in batch_steps else ", in place of another pair: its batch had not this one"
+        )
         when = f"at step {step}{instead}"
     else:
         return []
@@ -117,7 +120,7 @@ def _at_recorded_steps(
     helped = [place for place in reversed(order) if pushes[place].total > 0]
     mean = sum(push.total for push in pushes) / len(pushes)
     return [
-        parts.steps(steps or own, state.step),
+        parts.steps(steps or batch_steps, state.step),
         search.any_answer(study, state, "its map on any answer") if steps and state.pair else None,
         html.P(
             f"{when[0].upper()}{when[1:]}: it pulls {len(harmed)} of {len(pushes)} "
@@ -146,7 +149,7 @@ def _over_training(training: Training, pair: str, state: State) -> list[Any]:
             parts.nats(push.from_chosen),
             parts.nats(push.from_rejected),
         ]
-        for row, push in sorted(pushes, key=lambda own: own[1].total)
+        for row, push in sorted(pushes, key=lambda batch_steps: batch_steps[1].total)
         if row.single or row.kind in MEANS
     ]
     return parts.accounts(("nats", "its chosen", "its rejected"), rows) if rows else []

@@ -82,9 +82,13 @@ def fill(app: Dash, study: Study) -> None:
 
 def found(texts: Iterable[tuple[str, str]], typed: str, chosen: str) -> list[dict[str, str]]:
     """The first entries whose name or text holds what is typed, and the one that is chosen."""
-    wanted = typed.casefold()
+    fragment = typed.casefold()
     texts = list(texts)
-    matching = (own for own in texts if wanted in own[0].casefold() or wanted in own[1].casefold())
+    matching = (
+        texts_of
+        for texts_of in texts
+        if fragment in texts_of[0].casefold() or fragment in texts_of[1].casefold()
+    )
     some = dict(islice(matching, FOUND)) | {name: text for name, text in texts if name == chosen}
     return [
         {"value": name, "label": f"{name}: {excerpt(text, 70)}", "search": f"{name} {text}"}

@@ -41,7 +41,7 @@ DOSES = (0.0, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5)
 def listed(study: Study, state: State) -> Any:
     """The pairs that are ticked, and what else is changed."""
     training = study.training(state.training)
-    own = objective_name(training.objective.name)
+    trained = objective_name(training.objective.name)
     ticked = [
         html.Li(parts.link(f"{pair} ×", state.toggled(pair), title="take it back in"))
         for pair in state.without
@@ -56,7 +56,7 @@ def listed(study: Study, state: State) -> Any:
             "objective",
             [
                 (
-                    objective_name(name) if name else f"as trained ({own})",
+                    objective_name(name) if name else f"as trained ({trained})",
                     state.link(objective=name, beta=None),
                     name == state.objective,
                 )
@@ -82,15 +82,17 @@ def _doses(training: Training, state: State) -> Any:
 
 def _betas(training: Training, state: State) -> Any:
     """Every β that the objective may have; the one that it has without asking is among them."""
-    known = getattr(state.model_copy(update={"beta": None}).objective_in(training), "beta", None)
-    if known is None:
+    trained_beta = getattr(
+        state.model_copy(update={"beta": None}).objective_in(training), "beta", None
+    )
+    if trained_beta is None:
         return None
-    chosen = state.beta or known
+    chosen = state.beta or trained_beta
     return parts.choices(
         "β",
         [
-            (f"{beta:g}", state.link(beta=None if beta == known else beta), beta == chosen)
-            for beta in sorted({*BETAS, known, chosen})
+            (f"{beta:g}", state.link(beta=None if beta == trained_beta else beta), beta == chosen)
+            for beta in sorted({*BETAS, trained_beta, chosen})
         ],
     )
 
@@ -110,12 +112,14 @@ def shown(study: Study, state: State, dark: bool) -> Any:
 
 def _at_recorded_steps(training: Training, state: State, dark: bool) -> list[Any]:
     """What the change does at the recorded steps, on every answer."""
-    known = training.known_lines(state.kind, state.asked, state.changed(training))
-    added_up = "" if known or len(state.without) < 2 else ", added up until all at once is computed"
-    known = known or training.known_lines(state.kind, state.asked, state.under(training))
-    if known is None:
+    computed = training.known_lines(state.kind, state.asked, state.changed(training))
+    added_up = (
+        "" if computed or len(state.without) < 2 else ", added up until all at once is computed"
+    )
+    computed = computed or training.known_lines(state.kind, state.asked, state.under(training))
+    if computed is None:
         return []
-    lines, instead = known
+    lines, instead = computed
     answers = training.answers[state.kind]
     moved = _would_be(lines, training, state, instead)
     steps = ", ".join(map(str, sorted(set(lines.step.tolist()))))
@@ -151,14 +155,14 @@ def _at_recorded_steps(training: Training, state: State, dark: bool) -> list[Any
 def _summary(
     answers: list[Answer], before: np.ndarray, after: np.ndarray, split: str, kind: str
 ) -> list[Any]:
-    own = np.array([answer.row.split == split for answer in answers])
-    count = int(own.sum())
+    of_split = np.array([answer.row.split == split for answer in answers])
+    count = int(of_split.sum())
     return [
         f"{kind}, {'training' if split == 'train' else 'held-out'}",
-        f"{int((before[own] < 0).sum())} of {count}",
-        f"{int((after[own] < 0).sum())} of {count}",
-        parts.nats(float(before[own].mean())),
-        parts.nats(float(after[own].mean())),
+        f"{int((before[of_split] < 0).sum())} of {count}",
+        f"{int((after[of_split] < 0).sum())} of {count}",
+        parts.nats(float(before[of_split].mean())),
+        parts.nats(float(after[of_split].mean())),
     ]
 
 
@@ -201,14 +205,14 @@ def _scatter(answers: list[Answer], before: np.ndarray, after: np.ndarray) -> go
     """Every answer: its change as it was, and as it would be."""
     figure = go.Figure()
     for split, label in SPLITS.items():
-        own = [place for place, answer in enumerate(answers) if answer.row.split == split]
+        places = [place for place, answer in enumerate(answers) if answer.row.split == split]
         figure.add_scatter(
-            x=before[own],
-            y=after[own],
+            x=before[places],
+            y=after[places],
             mode="markers",
             name=label,
             marker={"color": COLORS[split], "size": 7, "opacity": 0.75},
-            text=[plotly_text(answers[place].row.pair_id) for place in own],
+            text=[plotly_text(answers[place].row.pair_id) for place in places],
             hovertemplate="%{text}: %{x:+.3f} → %{y:+.3f} nats<extra></extra>",
         )
     low, high = float(min(before.min(), after.min())), float(max(before.max(), after.max()))
@@ -231,8 +235,8 @@ DOWNLOAD, FILE = "download", "file"
 
 def filtered(study: Study, state: State) -> tuple[str, str]:
     """Name and content of the file of all pairs that are not left out: JSON lines."""
-    kept = [row for name, row in study.pairs.items() if name not in state.without]
-    text = "".join(row.model_dump_json(exclude_none=True) + "\n" for row in kept)
+    remaining = [row for name, row in study.pairs.items() if name not in state.without]
+    text = "".join(row.model_dump_json(exclude_none=True) + "\n" for row in remaining)
     return f"pairs-without-{len(state.without)}.jsonl", text
 
 
@@ -279,9 +283,9 @@ def taken(study: Study, training: Training, state: State) -> list[Any]:
     changes = settings(training, state)
     if not changes:
         return []
-    kept = len(study.pairs) - len(state.without)
+    remaining = len(study.pairs) - len(state.without)
     download = html.P(
-        [html.Button(f"Download the {kept} pairs", id=FILE), dcc.Download(id=DOWNLOAD)]
+        [html.Button(f"Download the {remaining} pairs", id=FILE), dcc.Download(id=DOWNLOAD)]
     )
     offered = [html.H3("Take it with you"), download if state.without else None]
     if training.stage != "preference":

@@ -100,8 +100,8 @@ class SweepFigures:
         plot = empty_plot(460, margin={"l": 24, "r": 90, "t": 64, "b": 40})
         for place, axis in enumerate(axes):
             at = {row.number: {**row.values, **row.settings}.get(axis) for row in self.rows}
-            known = {number: value for number, value in at.items() if value is not None}
-            heights[axis], ticks = _heights(known)
+            values = {number: value for number, value in at.items() if value is not None}
+            heights[axis], ticks = _heights(values)
             for height, text in ticks.items():
                 plot.add_annotation(
                     x=place,

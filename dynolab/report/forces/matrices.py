@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,7 @@ from dynolab.report.style import DIVERGING, INK, MONO, SEQUENTIAL, number, plotl
 from dynolab.results.forces import KernelSizeRow, PairForce
 from dynolab.statistics import mean_interval
 
-_PARTS: dict[str, Callable[[PairForce], float]] = {
-    "whole pair": lambda row: row.total,
-    "through y⁺": lambda row: row.from_chosen,
-    "through y⁻": lambda row: row.from_rejected,
-}
+_PARTS = {"whole pair": "total", "through y⁺": "from_chosen", "through y⁻": "from_rejected"}
 TICKS = {"tickfont": {"family": MONO, "size": 11}, **CELLS}
 
 
@@ -52,15 +48,12 @@ def answer_name(answer: Answer) -> str:
 
 def pair_matrix_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
     """Rows: observed answers; columns: updating pairs; one panel per checkpoint."""
-    grids = {
-        part: [_grid(checkpoint.totals, value) for checkpoint in checkpoints]
-        for part, value in _PARTS.items()
-    }
-    limits = {
-        part: float(np.quantile(np.abs(np.concatenate([g.ravel() for g in part_grids])), 0.98))
-        or 1.0
-        for part, part_grids in grids.items()
-    }
+    grids: dict[str, list[ndarray]] = {}
+    limits: dict[str, float] = {}
+    for part, field in _PARTS.items():
+        grids[part] = [_grid(checkpoint.totals, field) for checkpoint in checkpoints]
+        sizes = np.abs(np.concatenate(grids[part], axis=None))
+        limits[part] = float(np.quantile(sizes, 0.98)) or 1.0
     plot = subplots(
         [plotly_text(checkpoint.label, 32) for checkpoint in checkpoints],
         190 + max(220, 20 * len(answers_of(checkpoints[0].totals))),
@@ -81,29 +74,28 @@ def pair_matrix_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
         names = [*map(answer_name, answers_of(checkpoint.totals))]
         maps = mapped[col - 1]
         pairs = [plotly_text(pair, 12) for pair in _pairs(checkpoint.totals)]
+        texts = []
+        for name, line in zip(names, maps, strict=True):
+            of_answer = []
+            for pair, place in zip(pairs, line, strict=True):
+                click = "" if place is None else " (click: its map)"
+                of_answer.append(f"“{pair}” on {name}{click}")
+            texts.append(of_answer)
         add_answer_cells(
             plot,
             col,
             names,
             pairs,
             z=grids["whole pair"][col - 1],
-            text=[
-                [
-                    f"“{pair}” on {name}{'' if place is None else ' (click: its map)'}"
-                    for pair, place in zip(pairs, line, strict=True)
-                ]
-                for name, line in zip(names, maps, strict=True)
-            ],
+            text=texts,
             customdata=maps,
             hovertemplate="%{text}: %{z:+.3g} nats<extra></extra>",
         )
     for col, maps in enumerate(mapped, start=1):
-        cells = [
-            (x, y) for y, line in enumerate(maps) for x, at in enumerate(line) if at is not None
-        ]
+        y, x = np.nonzero(np.isfinite(np.array(maps, dtype=float)))
         plot.add_scatter(
-            x=[x for x, _ in cells],
-            y=[y for _, y in cells],
+            x=x.tolist(),
+            y=y.tolist(),
             mode="markers",
             marker={"color": INK, "size": 5},
             hoverinfo="skip",
@@ -112,17 +104,11 @@ def pair_matrix_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
             col=col,
         )
     if any(row.from_rejected for checkpoint in checkpoints for row in checkpoint.totals):
-        choices = [
-            (
-                part,
-                [
-                    {"z": [grid.tolist() for grid in part_grids]},
-                    {"coloraxis.cmin": -limits[part], "coloraxis.cmax": limits[part]},
-                    list(range(len(checkpoints))),
-                ],
-            )
-            for part, part_grids in grids.items()
-        ]
+        choices: list[tuple[str, list[Any]]] = []
+        for part, of_part in grids.items():
+            cells = {"z": [grid.tolist() for grid in of_part]}
+            scale = {"coloraxis.cmin": -limits[part], "coloraxis.cmax": limits[part]}
+            choices.append((part, [cells, scale, list(range(len(checkpoints)))]))
         plot.update_layout(updatemenus=[buttons(choices, 1.06)])
     return Words("forces.html", own=_own_and_others(checkpoints)).figure("pairs", plot)
 
@@ -132,18 +118,18 @@ def _own_and_others(checkpoints: Sequence[CheckpointForces]) -> dict[str, tuple[
     kind, means = checkpoints[0].totals[0].kind, {}
     for checkpoint in checkpoints:
         rows = [row for row in checkpoint.totals if row.kind == kind]
-        own = np.array([row.observed_id == row.updating_id for row in rows])
+        on_itself = np.array([row.observed_id == row.updating_id for row in rows])
         totals = np.array([row.total for row in rows])
         means[checkpoint.label] = tuple(
-            mean_interval(part).mean for part in (totals[own], totals[~own])
+            mean_interval(part).mean for part in (totals[on_itself], totals[~on_itself])
         )
     return means
 
 
-def _maps(checkpoints: Sequence[CheckpointForces], own: int) -> list[list[int | None]]:
+def _maps(checkpoints: Sequence[CheckpointForces], number: int) -> list[list[int | None]]:
     """Of a checkpoint's cells, each one's map as its place among those of all checkpoints."""
-    before = sum(len(checkpoint.token_maps) for checkpoint in checkpoints[:own])
-    rows, maps = checkpoints[own].totals, checkpoints[own].token_maps
+    before = sum(len(checkpoint.token_maps) for checkpoint in checkpoints[:number])
+    rows, maps = checkpoints[number].totals, checkpoints[number].token_maps
     places = {
         (token_map.observed_kind, token_map.observed_id, token_map.updating_id): place
         for place, token_map in enumerate(maps, start=before)
@@ -175,11 +161,11 @@ def _pairs(rows: Sequence[PairForce]) -> list[str]:
     return list(dict.fromkeys(row.updating_id for row in rows))
 
 
-def _grid(rows: Sequence[PairForce], value: Callable[[PairForce], float]) -> ndarray:
+def _grid(rows: Sequence[PairForce], field: str) -> ndarray:
     answers, pairs = answers_of(rows), _pairs(rows)
     grid = np.zeros((len(answers), len(pairs)))
     for row in rows:
-        grid[answers.index(answer_of(row)), pairs.index(row.updating_id)] = value(row)
+        grid[answers.index(answer_of(row)), pairs.index(row.updating_id)] = getattr(row, field)
     return grid
 
 

@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 from markupsafe import Markup
 
+from dynolab.grouping import attributes
 from dynolab.report.figure import (
     LEGEND_ABOVE,
     LEGEND_OVER_TITLES,
     Figure,
     add_diagonal,
+    dot,
     empty_plot,
     in_panel,
     subplots,
@@ -28,7 +30,6 @@ from dynolab.report.style import (
     DOWN,
     HISTORY,
     INK,
-    PAPER,
     REJECTED,
     RESIDUAL,
     UP,
@@ -48,22 +49,26 @@ def write_force_page(inputs: ForcePageInputs, folder: Path) -> None:
     """Writes the self-contained `forces.html`, and every figure as a file in `figures/`."""
     checkpoints = inputs.checkpoints
     moved: defaultdict[tuple[str, str, str, str], float] = defaultdict(float)
+    unexplained, errors, maps = {}, [], []
     for checkpoint in checkpoints:
+        label, facts = checkpoint.label, checkpoint.facts
         for row in checkpoint.totals:
-            moved[checkpoint.label, row.kind, row.split, row.observed_id] += row.total / row.tokens
+            moved[label, row.kind, row.split, row.observed_id] += row.total / row.tokens
+        if facts.unexplained is not None and facts.unexplained > UNEXPLAINED:
+            unexplained[label] = facts.unexplained
+        if facts.sum_error is not None:
+            errors.append(facts.sum_error)
+        maps += [(label, token_map) for token_map in checkpoint.token_maps]
     most = max(map(abs, moved.values()))
-    shares = {each.label: each.facts.unexplained for each in checkpoints}
-    errors = [e for each in checkpoints if (e := each.facts.sum_error) is not None]
     words = Words(
         "forces.html",
         inputs=inputs,
         facts=checkpoints[0].facts,
-        left_out=max(each.facts.left_out for each in checkpoints),
+        left_out=max(checkpoint.facts.left_out for checkpoint in checkpoints),
         most=most if most > FIRST_ORDER_NATS else None,
-        unexplained={at: x for at, x in shares.items() if x is not None and x > UNEXPLAINED},
+        unexplained=unexplained,
         error=max(errors, default=None),
     )
-    maps = [(each.label, token_map) for each in checkpoints for token_map in each.token_maps]
     page = words.page(
         inputs.name,
         content=[
@@ -178,16 +183,19 @@ def last_layer_figure(checkpoints: Sequence[CheckpointForces]) -> Figure | None:
     )
     for col, checkpoint in enumerate(moving, start=1):
         rows = checkpoint.totals[:: -(-len(checkpoint.totals) // _POINTS)]
-        values = [value for row in rows for value in (row.from_head, row.total)]
+        values = attributes(rows, "from_head") + attributes(rows, "total")
         add_diagonal(plot, (min(values), max(values)), row=1, col=col)
-        for own, name, color in ((False, "other pairs", HISTORY), (True, "own answers", CHOSEN)):
-            points = [row for row in rows if (row.observed_id == row.updating_id) == own]
+        for on_itself, name, color in (
+            (False, "other pairs", HISTORY),
+            (True, "own answers", CHOSEN),
+        ):
+            points = [row for row in rows if (row.observed_id == row.updating_id) == on_itself]
             plot.add_scatter(
-                x=[row.total for row in points],
-                y=[row.from_head for row in points],
+                x=attributes(points, "total"),
+                y=attributes(points, "from_head"),
                 mode="markers",
                 **in_panel(col, name),
-                marker={"color": color, "size": 6, "line": {"color": PAPER, "width": 0.5}},
+                marker=dot(color),
                 text=[
                     plotly_text(f"“{row.updating_id}” on {row.kind} of “{row.observed_id}”")
                     for row in points
@@ -213,13 +221,13 @@ def terms_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
     for col, (role, _, term) in enumerate(_TERMS, start=1):
         rows = [(c.label, row) for c in checkpoints for row in c.terms if row.role == role]
         for kind in in_order({row.kind for _, row in rows}):
-            own = [(label, row) for label, row in rows if row.kind == kind]
-            style, values = style_of(kind), [getattr(row, term) for _, row in own]
-            labels = [plotly_text(label, 16) for label, row in own for _ in row.tokens]
+            of_kind = [(label, row) for label, row in rows if row.kind == kind]
+            style, values = style_of(kind), [getattr(row, term) for _, row in of_kind]
+            labels = [plotly_text(label, 16) for label, row in of_kind for _ in row.tokens]
             every = slice(None, None, -(-len(labels) // (_TOKENS * len(checkpoints))))
             tokens = [
                 f"{token_text(token)} of {plotly_text(row.id, 24)}"
-                for _, row in own
+                for _, row in of_kind
                 for token in row.tokens
             ]
             plot.add_box(

@@ -172,15 +172,15 @@ def _cells(token_map: TokenMap, force: np.ndarray, columns: np.ndarray) -> list[
     return [
         {
             "type": "heatmap",
-            "z": force[:, own].astype(np.float32),
-            "x": columns[own],
+            "z": force[:, places].astype(np.float32),
+            "x": columns[places],
             "y": np.arange(len(force)),
             "coloraxis": "coloraxis",
             "xgap": gap,
             "ygap": gap,
             **_hover(side, tokens, token_map.observed_tokens, force.size),
         }
-        for side, tokens, own, _ in _sides(token_map)
+        for side, tokens, places, _ in _sides(token_map)
     ]
 
 
@@ -214,15 +214,15 @@ def _column_sums(
     many = len(columns) > _MOST_BARS
     return [
         {
-            "x": columns[own],
-            "y": np.nansum(force[:, own], axis=0),
+            "x": columns[places],
+            "y": np.nansum(force[:, places], axis=0),
             "showlegend": False,
             "text": [token_text(token) for token in tokens],
             "hovertemplate": "all pushes from “%{text}”: %{y:+.3g} nats<extra></extra>",
             **(_area(color, "y") if many else _bar(color)),
             **_COLUMN_SUMS,
         }
-        for _, tokens, own, color in _sides(token_map)
+        for _, tokens, places, color in _sides(token_map)
     ]
 
 
@@ -286,12 +286,12 @@ def _headings(columns: np.ndarray, split: int) -> list[dict[str, Any]]:
     return [
         panel_title(
             title,
-            float(own.mean()),
+            float(places.mean()),
             1.0,
             xref="x",
             xanchor="center",
             font={"size": 13, "color": color},
         )
-        for title, own, color in sides
-        if own.size
+        for title, places, color in sides
+        if places.size
     ]

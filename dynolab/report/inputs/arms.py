@@ -241,9 +241,9 @@ def read_pair_run(
             [judgement for judgement in judgements if judgement.a == arm],
             {answer.id: answer.split for answer in policy_answers},
         )
-        known = {name: figure for name, figure in figures.items() if figure["n"]}
-        sampled = {name: figure["mean"] for name, figure in known.items()} | _means(won)
-        prompts = {name: figure["n"] for name, figure in known.items()} | _counts(won)
+        measured = {name: figure for name, figure in figures.items() if figure["n"]}
+        sampled = {name: figure["mean"] for name, figure in measured.items()} | _means(won)
+        prompts = {name: figure["n"] for name, figure in measured.items()} | _counts(won)
     return PairRun(
         probes=rows(trained, "probes.jsonl", ProbeScore, optional=True),
         summary=read_value(trained / "summary.json", TrainingSummary),

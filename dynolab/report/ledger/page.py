@@ -129,12 +129,19 @@ def _changes(ledger: LedgerReader, account: FunctionalAccount) -> dict[str, Inte
 def _bars(ledger: LedgerReader, account: FunctionalAccount) -> dict[str, list[Any]]:
     changes = _changes(ledger, account).values()
     texts = [
-        number(own.mean, sign=True)
-        + (f" ± {number(own.high - own.mean, 2)}" if own.high > own.mean else "")
-        for own in changes
+        number(interval.mean, sign=True)
+        + (
+            f" ± {number(interval.high - interval.mean, 2)}"
+            if interval.high > interval.mean
+            else ""
+        )
+        for interval in changes
     ]
     return {
-        "y": [round(v, 5) for v in (account.start, *(own.mean for own in changes), account.end)],
+        "y": [
+            round(v, 5)
+            for v in (account.start, *(interval.mean for interval in changes), account.end)
+        ],
         "text": [number(account.start), *texts, number(account.end)],
     }
 
@@ -158,7 +165,7 @@ def sources_section(ledger: LedgerReader) -> Section | None:
         return None
     did = [ledger.by_example(account.lines) for account in means]
     rows = [
-        (source, len(places), *(number(float(own[places].sum()), sign=True) for own in did))
+        (source, len(places), *(number(float(nats[places].sum()), sign=True) for nats in did))
         for source, places in sources.items()
     ]
     head = ("source", "pairs", *(account.row.name for account in means))
@@ -171,7 +178,9 @@ _EACH_WAY = 20  # examples that are shown in each direction
 
 def ledger_map_figure(ledger: LedgerReader) -> Figure:
     """The strongest examples by steps; a menu chooses the functional."""
-    shown = [own for own in ledger.accounts if own.row.split == "train"] or list(ledger.accounts)
+    shown = [account for account in ledger.accounts if account.row.split == "train"] or list(
+        ledger.accounts
+    )
     colorbar = {"title": {"text": "nats", "side": "top"}, "thickness": 12}
     plot = empty_plot(
         620,
@@ -185,8 +194,11 @@ def ledger_map_figure(ledger: LedgerReader) -> Figure:
         **_cells(ledger, shown[0]),
     )
     choices = [
-        (functional_name(own), [{name: [values] for name, values in _cells(ledger, own).items()}])
-        for own in shown
+        (
+            functional_name(account),
+            [{name: [values] for name, values in _cells(ledger, account).items()}],
+        )
+        for account in shown
     ]
     plot.update_layout(updatemenus=[menu(choices)])
     ticks = {"tickfont": {"family": MONO, "size": 10}, "type": "category", **CELLS}

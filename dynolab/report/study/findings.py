@@ -106,7 +106,7 @@ def changes_since_start(paths: Paths) -> dict[str, Interval]:
     return {name: interval for name, interval in changes.items() if interval.n}
 
 
-def summarise(inputs: ReportInputs, found: Found) -> dict[str, Any]:
+def summarise(inputs: ReportInputs, results: Found) -> dict[str, Any]:
     """Changes since step 0, squeezing indices (`means`), verdicts, events, and a flat map of the
     finite numbers.
 
@@ -116,15 +116,15 @@ def summarise(inputs: ReportInputs, found: Found) -> dict[str, Any]:
     the chosen answers of training pairs: a share of the probability that rose, in [0, 1]; a
     training in which nothing rose is left out.
     """
-    changes = changes_since_start(found.paths)
+    changes = changes_since_start(results.paths)
     # Comparisons of runs show the first number: that of the last training distinguishes them.
     metrics: dict[str, float] = {}
     for stage in (training.stage for training in reversed(inputs.trainings)):
         for name, interval in changes.items():
             if name.startswith(f"{stage}/"):
                 metrics[f"{name}/change"] = interval.mean
-    metrics |= outcome_counts(found.verdicts)
-    for verdict in found.verdicts:
+    metrics |= outcome_counts(results.verdicts)
+    for verdict in results.verdicts:
         if verdict.id.endswith("/forces") and verdict.outcome != "not measured":
             metrics[f"force/{verdict.topic}/unexplained"] = verdict.measured[0].mean
     replay = [*chain(*(training.replay for training in inputs.trainings))]
@@ -143,9 +143,9 @@ def summarise(inputs: ReportInputs, found: Found) -> dict[str, Any]:
         "metrics": metrics,
         "changes": as_dicts(changes),
         "means": indices,
-        "verdicts": [verdict.summary() for verdict in found.verdicts],
+        "verdicts": [verdict.summary() for verdict in results.verdicts],
         "events": {
-            stage: [event.as_dict() for event in events] for stage, events in found.events.items()
+            stage: [event.as_dict() for event in events] for stage, events in results.events.items()
         },
         "replay": [row.model_dump() for row in replay],
     }
@@ -154,14 +154,14 @@ def summarise(inputs: ReportInputs, found: Found) -> dict[str, Any]:
 _PRINTED = 5  # answers and pairs in a terminal
 
 
-def printed(inputs: ReportInputs, found: Found) -> str:
+def printed(inputs: ReportInputs, results: Found) -> str:
     """The first tables of the page for a terminal: answers that fell, and pairs that pulled."""
     ledger = inputs.ledger
     answers = fallen_answers(ledger)[:_PRINTED] if ledger else []
     if ledger is None or not answers:
         head = ("pair", "Δ chosen", "Δ rejected", "Δ gap", "prompt")
         rows = []
-        for pair in found.pairs[:_PRINTED]:
+        for pair in results.pairs[:_PRINTED]:
             changes = numbers(pair.chosen, pair.rejected, pair.gap, sign=True)
             rows.append((pair.pair_id, *changes, excerpt(pair.prompt or "", 40, end=True)))
         return text_table(head, rows, "snnns") if rows else ""

@@ -76,12 +76,12 @@ def write_report(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
     `figures/<name>.html` and `figures/<name>.json` (plotly), beside one `figures/plotly.min.js`;
     and after preference training `pairs.jsonl` (`PairChange`, worst first).
     """
-    found = find(inputs)
-    summary = summarise(inputs, found)
-    write_page(_page(inputs, found), folder, "report.html")
+    results = find(inputs)
+    summary = summarise(inputs, results)
+    write_page(_page(inputs, results), folder, "report.html")
     write_summary(summary, folder)
-    if found.pairs:
-        write_rows(folder / "pairs.jsonl", found.pairs)
+    if results.pairs:
+        write_rows(folder / "pairs.jsonl", results.pairs)
     return summary
 
 
@@ -95,7 +95,7 @@ def report_page_html(inputs: ReportInputs, coming: Sequence[str]) -> str:
     return page_html(replace(_page(unfinished, find(unfinished)), coming=tuple(coming)))
 
 
-def _page(inputs: ReportInputs, found: Found) -> Page:
+def _page(inputs: ReportInputs, results: Found) -> Page:
     """The answer, the figure and tables that show it, what to try; then details and checks."""
     facts, trainings, ledger = inputs.facts, inputs.trainings, inputs.ledger
     compared = inputs.compared
@@ -109,7 +109,7 @@ def _page(inputs: ReportInputs, found: Found) -> Page:
         if steps:
             far[objective_name(training.stage)] = steps
     fell = []
-    for split, changes in found.fell.items():
+    for split, changes in results.fell.items():
         mean, count = mean_interval(changes), int((changes < 0).sum())
         fell.append({"split": split, "count": count, "of": len(changes), "mean": mean})
     words = Words(
@@ -117,16 +117,16 @@ def _page(inputs: ReportInputs, found: Found) -> Page:
         facts=facts,
         trainings=trainings,
         last=trainings[-1] if trainings else None,
-        on_pairs=bool(found.fell) or bool(found.pairs),
+        on_pairs=bool(results.fell) or bool(results.pairs),
         fell=fell,
-        counts={split: len(paths.pairs) for (_, split), paths in found.paths.items()},
+        counts={split: len(paths.pairs) for (_, split), paths in results.paths.items()},
         far=far,
         unknown=unknown,
         replacing=_replacing(unknown) if unknown else "",
         auto=about_auto(facts.read_otherwise) if facts.read_otherwise else "",
         contrasts=[training.name for training in inputs.contrasts],
         observed=inputs.watched[0] if inputs.watched else None,
-        pairs=len(found.pairs),
+        pairs=len(results.pairs),
     )
     maps = [training.token_map for training in trainings if training.token_map]
     parts: list[Figure | Section | None] = ledger_parts(ledger) if ledger else [None] * 7
@@ -136,29 +136,29 @@ def _page(inputs: ReportInputs, found: Found) -> Page:
         heading=words("heading"),
         answer=words.lines("answer"),
         more=words.lines("notes"),
-        printed=printed(inputs, found),
+        printed=printed(inputs, results),
         lead=words("lead"),
         content=[
             fallen,
-            pair_section(found.pairs, words),
-            change_section(found.paths, words),
-            learning_path_figure(found.paths),
-            gap_figure(found.paths),
+            pair_section(results.pairs, words),
+            change_section(results.paths, words),
+            learning_path_figure(results.paths),
+            gap_figure(results.paths),
             squeezing_figure(inputs.squeezing, titles) if inputs.squeezing else None,
-            try_section(inputs, found.pairs),
+            try_section(inputs, results.pairs),
             pushers,
             hardest or (token_map_figure(maps[-1]) if maps else None),
             causes,
             sources,
             foresight_section(inputs.audit.foresight) if inputs.audit else None,
             contrast_section(trainings[-1], inputs.contrasts, words) if trainings else None,
-            *answer_sections(inputs.answers, titles, found.prompts, words),
+            *answer_sections(inputs.answers, titles, results.prompts, words),
             findings_section(compared.findings, "seeds, or prompts where there is one")
             if compared.findings
             else None,
             *(comparison_sections(compared.remedies) if compared.remedies else ()),
-            _details(inputs, found, titles, words, when),
-            _checks(inputs, found, titles, words),
+            _details(inputs, results, titles, words, when),
+            _checks(inputs, results, titles, words),
         ],
         settings=facts.config_text,
         stages=facts.stages,
@@ -167,7 +167,7 @@ def _page(inputs: ReportInputs, found: Found) -> Page:
 
 def _details(
     inputs: ReportInputs,
-    found: Found,
+    results: Found,
     titles: Mapping[str, str],
     words: Words,
     pushes: Sequence[Figure | Section | None],
@@ -175,7 +175,7 @@ def _details(
     """When it happened, through which weights, and how answers are coupled."""
     trainings, squeezing, kernel = inputs.trainings, inputs.squeezing, inputs.kernel
     content = [
-        event_section(found.events, words),
+        event_section(results.events, words),
         foreseen_figure(inputs.audit) if inputs.audit else None,
         *pushes,
         *map(decomposition_figure, reversed(trainings)),
@@ -184,14 +184,14 @@ def _details(
         kernel_size_figure(kernel) if kernel else None,
         stability_figure(kernel) if kernel else None,
         repeater_section(squeezing.generations, titles, words) if squeezing else None,
-        kind_section(found.paths, inputs.watched, words),
+        kind_section(results.paths, inputs.watched, words),
     ]
     return Fold("details", "Details", content)
 
 
-def _checks(inputs: ReportInputs, found: Found, titles: Mapping[str, str], words: Words) -> Fold:
+def _checks(inputs: ReportInputs, results: Found, titles: Mapping[str, str], words: Words) -> Fold:
     """How far the page can be trusted."""
-    verdicts = verdict_table("training", found.verdicts, named=objective_name)
+    verdicts = verdict_table("training", results.verdicts, named=objective_name)
     content = [
         validity_section(inputs.trainings, words),
         replay_section(inputs.trainings, words),

@@ -273,6 +273,6 @@ def _detour(truth: Float[ndarray, "seeds epochs"]) -> tuple[Measurement, ...]:
         rise.append(path[peak] - path[0])
         fall.append(path[-1] - path[peak])
     return (
-        above("p_true up to its peak", mean_interval(np.array(rise)), unit=""),
-        below("after it", mean_interval(np.array(fall)), unit=""),
+        above("p_true up to its peak", mean_interval(rise), unit=""),
+        below("after it", mean_interval(fall), unit=""),
     )

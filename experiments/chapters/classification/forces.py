@@ -170,20 +170,20 @@ def study_forces(
     }
 
 
-def first_of_each_class(data: ImageSplits, split: str, each: int) -> Images:
+def first_of_each_class(data: ImageSplits, split: str, count: int) -> Images:
     """The first images of every class of a split.
 
     **Raises:** `ConfigError` if a class has too few.
     """
     images: Images = getattr(data, split)
     fewest = int(torch.bincount(images.labels, minlength=data.classes).min())
-    if fewest < each:
+    if fewest < count:
         raise ConfigError(
             "forces.watched",
-            each,
+            count,
             f"a class has {fewest} images in {split}; raise data.{split}, or watch fewer",
         )
-    places = [(images.labels == label).nonzero()[:each, 0] for label in range(data.classes)]
+    places = [(images.labels == label).nonzero()[:count, 0] for label in range(data.classes)]
     return images.take(torch.cat(places))
 
 
@@ -296,10 +296,10 @@ def pulls(
     """
     targets = one_hot(updating.labels, classes)
     forces = pair_forces(model, observed.pixels, updating.pixels, targets, rate)
-    own = forces[:, torch.arange(len(updating)), updating.labels]
+    of_label = forces[:, torch.arange(len(updating)), updating.labels]
     with torch.no_grad():
         probabilities = model(observed.pixels).softmax(-1)[:, updating.labels]
-    return class_means(probabilities * own, observed.labels, updating.labels, classes).T
+    return class_means(probabilities * of_label, observed.labels, updating.labels, classes).T
 
 
 def kernel_by_class(
@@ -324,10 +324,10 @@ def class_means(
 
     **Arguments:** `same`: both sides are the same images, and no image is paired with itself.
     """
-    kept = 1 - torch.eye(*values.shape) if same else torch.ones(values.shape)
-    kept = kept.to(values).double()
+    counted = 1 - torch.eye(*values.shape) if same else torch.ones(values.shape)
+    counted = counted.to(values).double()
     rows, columns = (one_hot(labels, classes).double() for labels in (observed, updating))
-    means = (rows.T @ (values.double() * kept) @ columns) / (rows.T @ kept @ columns)
+    means = (rows.T @ (values.double() * counted) @ columns) / (rows.T @ counted @ columns)
     return means.cpu().numpy()
 
 

@@ -92,12 +92,12 @@ def _force_figures(forces: Tables, rate: float) -> Iterator[Figure | Section]:
     states, ranks = forces["states"], forces["ranks"]
     network = states.network.iloc[0]
     shown = f"{NETWORKS[network]}, η = {rate:g}, mean over seeds"
-    own = select(states, network=network, learning_rate=rate)
-    pulls = {epoch: _mean(rows.pulls) for epoch, rows in own.groupby("epoch")}
+    of_run = select(states, network=network, learning_rate=rate)
+    pulls = {epoch: _mean(rows.pulls) for epoch, rows in of_run.groupby("epoch")}
     busiest = max(pulls, key=lambda epoch: float(np.diag(pulls[epoch]).mean()))
     grids = {
         "Δp of the updated class": pulls[busiest],
-        "Mean probability of that class": _mean(select(own, epoch=busiest).predictions).T,
+        "Mean probability of that class": _mean(select(of_run, epoch=busiest).predictions).T,
     }
     yield Figure(
         "pulls",
@@ -110,7 +110,7 @@ def _force_figures(forces: Tables, rate: float) -> Iterator[Figure | Section]:
         grid_plot(grids, "images of class", "class"),
     )
     sizes = {
-        f"epoch {epoch}": np.log10(_mean(select(own, epoch=epoch).kernel))
+        f"epoch {epoch}": np.log10(_mean(select(of_run, epoch=epoch).kernel))
         for epoch in spread(list(pulls))
     }
     yield Figure(
@@ -179,8 +179,8 @@ def _by_rate(
     """Means of a column by epoch for each learning rate, a panel for each network."""
     rows = rows.assign(line=[f"η = {rate:g}" for rate in rows.learning_rate])
     panels = [
-        LinePanel(NETWORKS[network], "epoch", unit, lines_by(own, "line", "epoch", value))
-        for network, own in rows.groupby("network", sort=False)
+        LinePanel(NETWORKS[network], "epoch", unit, lines_by(of_network, "line", "epoch", value))
+        for network, of_network in rows.groupby("network", sort=False)
     ]
     plot = line_plot(panels)
     if dotted is not None:
@@ -189,12 +189,12 @@ def _by_rate(
 
 
 def _path_figures(paths: Tables) -> Iterator[Figure]:
-    known = list(paths["scores"].data.unique())
-    for data in known:
-        if len(own := select(paths["paths"], data=data)):
-            yield _simplex(own, data)
-    yield _zigzag(paths["scores"], known)
-    for data in known:
+    data_sets = list(paths["scores"].data.unique())
+    for data in data_sets:
+        if len(of_data := select(paths["paths"], data=data)):
+            yield _simplex(of_data, data)
+    yield _zigzag(paths["scores"], data_sets)
+    for data in data_sets:
         epochs = select(paths["epochs"], data=data)
         groups = {group: curve for group in GROUPS if (curve := curves(epochs, group))}
         panels = [
@@ -265,17 +265,17 @@ def _simplex(paths: pd.DataFrame, data: str) -> Figure:
     )
 
 
-def _zigzag(scores: pd.DataFrame, known: Sequence[str]) -> Figure:
+def _zigzag(scores: pd.DataFrame, data_sets: Sequence[str]) -> Figure:
     """Zig-zag against base difficulty, one panel per data set; wrong labels in their own colour."""
     plot = subplots(
-        [DATA[data] for data in known],
+        [DATA[data] for data in data_sets],
         400,
         margin={"l": 64, "r": 24, "t": 56, "b": 84},
         legend=LEGEND_BELOW,
         x={"title_text": "base difficulty ‖e_y − p*‖₂"},
         y={"title_text": "zig-zag"},
     )
-    for col, data in enumerate(known, start=1):
+    for col, data in enumerate(data_sets, start=1):
         first = select(scores, data=data).iloc[0]
         x, y, wrong = map(np.array, (first.difficulty, first.zigzag, first.wrong))
         for name, mask, color in (

@@ -103,27 +103,29 @@ class ClassificationParameters(FlowParameters):
 
 def plan_classification(parameters: ClassificationParameters, _: Platform) -> Plan:
     """Plan images, every network's forces, learning paths of the first network, and the page."""
-    known = parameters.model_copy(update={"data": resolve_images(parameters.data)})
+    resolved = parameters.model_copy(update={"data": resolve_images(parameters.data)})
     measured = [
         Step(
             f"forces-{network}",
             CLASS_FORCES,
-            ClassForcesJob(**dict(known.forces), model=network, seeds=known.seeds),
+            ClassForcesJob(**dict(resolved.forces), model=network, seeds=resolved.seeds),
             READS,
         )
-        for network in known.networks
+        for network in resolved.networks
     ]
-    if known.paths is not None:
-        job = LearningPathsJob(**dict(known.paths), model=known.networks[0], seeds=known.seeds)
+    if resolved.paths is not None:
+        job = LearningPathsJob(
+            **dict(resolved.paths), model=resolved.networks[0], seeds=resolved.seeds
+        )
         measured.append(Step("learning-paths", LEARNING_PATHS, job, READS))
     page = page_step(
         "classification",
-        known,
+        resolved,
         measured,
-        learning_rates=(known.forces.training.learning_rate,),
-        digits=known.digits,
+        learning_rates=(resolved.forces.training.learning_rate,),
+        digits=resolved.digits,
     )
-    return Plan(known, [Step("images", IMAGES, known.data), *measured, page])
+    return Plan(resolved, [Step("images", IMAGES, resolved.data), *measured, page])
 
 
 CLASSIFICATION = StagedFlow(
@@ -178,21 +180,21 @@ class SupervisionParameters(FlowParameters):
 
 def plan_supervision(parameters: SupervisionParameters, _: Platform) -> Plan:
     """Plan the images, every noise level, learning speeds, and the page."""
-    known = parameters.model_copy(update={"data": resolve_images(parameters.data)})
-    shared = {"model": known.model, "seeds": known.seeds}
+    resolved = parameters.model_copy(update={"data": resolve_images(parameters.data)})
+    shared = {"model": resolved.model, "seeds": resolved.seeds}
     measured = [
         Step(
             f"noise-{100 * noise:g}",
             SUPERVISION,
-            SupervisionJob(**dict(known.supervision), **shared, noise=noise),
+            SupervisionJob(**dict(resolved.supervision), **shared, noise=noise),
             READS,
         )
-        for noise in known.noise
+        for noise in resolved.noise
     ]
-    speed = SpeedJob(**dict(known.speed), **shared)
+    speed = SpeedJob(**dict(resolved.speed), **shared)
     measured.append(Step("learning-speed", LEARNING_SPEED, speed, READS))
-    images = Step("images", IMAGES, known.data)
-    return Plan(known, [images, *measured, page_step("supervision", known, measured)])
+    images = Step("images", IMAGES, resolved.data)
+    return Plan(resolved, [images, *measured, page_step("supervision", resolved, measured)])
 
 
 SUPERVISION_FLOW = StagedFlow(
@@ -247,18 +249,24 @@ class TransferParameters(FlowParameters):
 
 def plan_transfer(parameters: TransferParameters, _: Platform) -> Plan:
     """Plan the images, transfer between digits, transfer between topics, and the page."""
-    known = parameters.model_copy(update={"data": resolve_images(parameters.data)})
+    resolved = parameters.model_copy(update={"data": resolve_images(parameters.data)})
     digits = TransferJob(
-        **dict(known.digits), seeds=known.seeds, model=known.model, first=known.first_digits
+        **dict(resolved.digits),
+        seeds=resolved.seeds,
+        model=resolved.model,
+        first=resolved.first_digits,
     )
     measured = [Step("transfer-digits", TRANSFER_DIGITS, digits, READS)]
-    if known.texts is not None:
+    if resolved.texts is not None:
         topics = TopicTransferJob(
-            **dict(known.topics), seeds=known.seeds, first=known.first_topics, texts=known.texts
+            **dict(resolved.topics),
+            seeds=resolved.seeds,
+            first=resolved.first_topics,
+            texts=resolved.texts,
         )
         measured.append(Step("transfer-topics", TRANSFER_TOPICS, topics))
-    images = Step("images", IMAGES, known.data)
-    return Plan(known, [images, *measured, page_step("transfer", known, measured)])
+    images = Step("images", IMAGES, resolved.data)
+    return Plan(resolved, [images, *measured, page_step("transfer", resolved, measured)])
 
 
 TRANSFER = StagedFlow(

@@ -129,10 +129,10 @@ def _push(parameters: SqueezingParameters, existing: Collection[str]) -> list[St
 
 def plan_squeezing(parameters: SqueezingParameters, platform: Platform) -> Plan:
     """Plan the random cases, the pushes on a language model, if set, and the page."""
-    known, existing = resolved_squeezing(parameters, platform)
-    softmax, pushed = Step("softmax", SOFTMAX, known.softmax), _push(known, existing)
-    page = page_step("squeezing", known, [softmax, *pushed[-1:]])
-    return Plan(known, [softmax, *pushed, page], existing)
+    resolved, existing = resolved_squeezing(parameters, platform)
+    softmax, pushed = Step("softmax", SOFTMAX, resolved.softmax), _push(resolved, existing)
+    page = page_step("squeezing", resolved, [softmax, *pushed[-1:]])
+    return Plan(resolved, [softmax, *pushed, page], existing)
 
 
 SQUEEZING = StagedFlow(
@@ -235,7 +235,7 @@ def _rate_steps(parameters: CouplingParameters, number: int) -> list[Step]:
 def plan_coupling(parameters: CouplingParameters, _: Platform) -> Plan:
     """Plan both trainings at every rate, the kernel along each, and the page."""
     seed = {"seed": parameters.seed}
-    known = parameters.model_copy(
+    resolved = parameters.model_copy(
         update={
             "data": resolve_data(seeded_data(parameters.data, parameters.seed)),
             "base": resolve_base(seeded_base(parameters.base, parameters.seed)),
@@ -243,16 +243,16 @@ def plan_coupling(parameters: CouplingParameters, _: Platform) -> Plan:
             "preference": parameters.preference.model_copy(update=seed),
         }
     )
-    trained = [step for n in range(len(known.rates)) for step in _rate_steps(known, n)]
-    rate = known.sft.optimizer.learning_rate
+    trained = [step for n in range(len(resolved.rates)) for step in _rate_steps(resolved, n)]
+    rate = resolved.sft.optimizer.learning_rate
     page = page_step(
         "coupling",
-        known,
+        resolved,
         [step for step in trained if step.stage is KERNEL],
-        learning_rates=tuple(rate * multiple for multiple in known.rates),
+        learning_rates=tuple(rate * multiple for multiple in resolved.rates),
     )
-    first = [Step("data", DATA, known.data), base_step("base", known.base, data="data")]
-    return Plan(known, [*first, *trained, page])
+    first = [Step("data", DATA, resolved.data), base_step("base", resolved.base, data="data")]
+    return Plan(resolved, [*first, *trained, page])
 
 
 COUPLING = StagedFlow(

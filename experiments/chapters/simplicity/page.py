@@ -97,27 +97,27 @@ def _table_rows(mappings: pd.DataFrame) -> Iterator[tuple[str, ...]]:
         + (f"{row.distinct} messages" if np.isnan(row.bits) else f"{row.bits:.3g} bits")
         for row in mappings.astype({"bits": float}).itertuples()
     ]
-    for name, own in mappings.groupby(np.array(names)):
+    for name, of_name in mappings.groupby(np.array(names)):
         yield (
-            label_of(own),
+            label_of(of_name),
             name,
-            str(len(own)),
-            with_interval(mean_interval(per_seed(own, "area")), sign=False),
-            with_interval(mean_interval(per_seed(own, "start_cooperation"))),
-            with_interval(mean_interval(per_seed(own, "cooperation"))),
+            str(len(of_name)),
+            with_interval(mean_interval(per_seed(of_name, "area")), sign=False),
+            with_interval(mean_interval(per_seed(of_name, "start_cooperation"))),
+            with_interval(mean_interval(per_seed(of_name, "cooperation"))),
         )
 
 
 def _paths(name: str, title: str, unit: str, paths: Sequence[pd.DataFrame], note: str) -> Figure:
     """A column of every kind's paths by step, a panel for each space."""
     panels = []
-    for own in paths:
+    for of_space in paths:
         lines = [
             path_line(row.kind, range(len(values[0])), np.array(values))
-            for row in own.itertuples()
+            for row in of_space.itertuples()
             for values in (getattr(row, name),)
         ]
-        panels.append(LinePanel(label_of(own), "step", unit, lines))
+        panels.append(LinePanel(label_of(of_space), "step", unit, lines))
     return Figure(
         name, title, "Means over the mappings of a kind.", f"{note} {BANDS}", line_plot(panels)
     )
@@ -136,7 +136,7 @@ def _points(
     kinds = ["compositional", "holistic"] if name == "similarity" else list(_COLORS)
     rho = [number(correlation(rows[rows.kind.isin(kinds)], column).mean, 2) for rows in spaces]
     plot = subplots(
-        [f"{label_of(rows)}: ρ = {own}" for rows, own in zip(spaces, rho, strict=True)],
+        [f"{label_of(rows)}: ρ = {of_kind}" for rows, of_kind in zip(spaces, rho, strict=True)],
         400,
         space=0.07,
         margin={"l": 64, "r": 24, "t": 60, "b": 56},
@@ -146,16 +146,16 @@ def _points(
     )
     for col, rows in enumerate(spaces, start=1):
         for kind, color in _COLORS.items():
-            own = select(rows, kind=kind)
-            x = np.array([np.mean(value) for value in own[column]])
-            own, x = own[np.isfinite(x)], x[np.isfinite(x)]
+            of_kind = select(rows, kind=kind)
+            x = np.array([np.mean(value) for value in of_kind[column]])
+            of_kind, x = of_kind[np.isfinite(x)], x[np.isfinite(x)]
             plot.add_scatter(
                 x=x.round(5),
-                y=[round(float(np.mean(area)), 5) for area in own.area],
+                y=[round(float(np.mean(area)), 5) for area in of_kind.area],
                 mode="markers",
                 **in_panel(col, kind),
                 marker={"color": color, "size": 7, "opacity": 0.75},
-                text=["·".join(map(str, messages)) for messages in own.messages],
+                text=["·".join(map(str, messages)) for messages in of_kind.messages],
             )
     return Figure(name, title, "A point: one mapping, a mean over seeds.", note, plot)
 
@@ -175,19 +175,19 @@ def per_seed(rows: pd.DataFrame, column: str) -> Float[ndarray, " seeds"]:
 def difference(rows: pd.DataFrame, column: str) -> Interval:
     """Compositional − holistic, paired by seed; empty without one of the kinds."""
     kinds = [select(rows, kind=kind) for kind in ("compositional", "holistic")]
-    if any(own.empty for own in kinds):
-        return mean_interval(np.array([]))
-    compositional, holistic = (per_seed(own, column) for own in kinds)
+    if any(of_kind.empty for of_kind in kinds):
+        return mean_interval([])
+    compositional, holistic = (per_seed(of_kind, column) for of_kind in kinds)
     return mean_interval(compositional - holistic)
 
 
 def correlation(rows: pd.DataFrame, column: str) -> Interval:
     """Spearman's ρ between a column and the area under the loss, averaged over seeds."""
-    known = rows[[bool(np.isfinite(value).all()) for value in rows[column]]]
-    if len(known) < 3:
-        return mean_interval(np.array([]))
-    area = np.array(known.area.to_list()).T
-    values = np.array(known[column].to_list()).T
+    measured = rows[[bool(np.isfinite(value).all()) for value in rows[column]]]
+    if len(measured) < 3:
+        return mean_interval([])
+    area = np.array(measured.area.to_list()).T
+    values = np.array(measured[column].to_list()).T
     return mean_interval(np.asarray(rank_correlation(np.broadcast_to(values, area.shape), area)))
 
 
@@ -212,9 +212,9 @@ def _claims(rows: pd.DataFrame) -> Iterator[Claimed]:
         below("ρ", correlation(bijections, "similarity"), unit=""),
     )
     shared, contrary = (
-        mean_interval(per_seed(own, "start_cooperation") if len(own) else np.array([]))
+        mean_interval(per_seed(of_kind, "start_cooperation") if len(of_kind) else np.array([]))
         for kind in ("compositional", "holistic")
-        for own in (select(rows, kind=kind),)
+        for of_kind in (select(rows, kind=kind),)
     )
     yield (
         "cooperation",

@@ -68,8 +68,8 @@ def softmax_verdicts(counts: pd.DataFrame) -> Iterator[Verdict]:
     A trend holds if fewer than half of the cases go the other way.
     """
     for statement, (claim, expected) in _STATEMENTS.items():
-        own = select(counts, statement=statement).itertuples()
-        figures = [_counted(count, exact=expected == ALWAYS) for count in own]
+        rows = select(counts, statement=statement).itertuples()
+        figures = [_counted(count, exact=expected == ALWAYS) for count in rows]
         yield Verdict.of(f"softmax/{statement}", SOFTMAX, claim, expected, *figures)
 
 
@@ -83,8 +83,8 @@ def _counted(count: Any, *, exact: bool) -> Measurement:
 def model_verdicts(pushes: pd.DataFrame, left: pd.DataFrame) -> Iterator[Verdict]:
     """Judges the softmax statements on a real model's answers, where they are not theorems."""
     for name, claim, answer, column in _SHARE_CLAIMS:
-        own = select(pushes, answer=answer)
-        shares = mean_interval((own[column] / own.tokens).to_numpy())
+        of_answer = select(pushes, answer=answer)
+        shares = mean_interval((of_answer[column] / of_answer.tokens).to_numpy())
         figure = above("share of positions", shares, HALF, unit="")
         yield Verdict.of(f"model/{name}", MODEL, claim, "mostly: no theorem", figure)
     for answer, picture, claim in _LEFT_OVER_CLAIMS:

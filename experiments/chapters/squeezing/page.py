@@ -49,7 +49,7 @@ def squeezing(inputs: Mapping[str, Path], facts: Facts) -> Chapter:
     verdicts = [*softmax_verdicts(read_frame(softmax, "counts.jsonl"))]
     panels = read_frame(softmax, "panels.jsonl")
     content = [
-        *(_panels(own) for _, own in panels.groupby("classes", sort=False)),
+        *(_panels(of_size) for _, of_size in panels.groupby("classes", sort=False)),
         _shapes(read_frame(softmax, "shapes.jsonl")),
         _step_paths(read_frame(softmax, "step_paths.jsonl")),
     ]
@@ -135,10 +135,10 @@ def _shapes(points: pd.DataFrame) -> Figure:
     """Share of the others that fall by sharpness and by p_y, and what i* gains by p_y."""
 
     def lines(shape: str, measured: str) -> Iterator[Line]:
-        for classes, own in select(points, shape=shape).groupby("classes"):
-            columns = (own[name] for name in (measured, f"{measured}_low", f"{measured}_high"))
-            intervals = [*map(Interval, *columns, own.cases)]
-            yield Line(f"V = {classes:,}", np.log10(own.value).to_list(), intervals)
+        for classes, of_size in select(points, shape=shape).groupby("classes"):
+            columns = (of_size[name] for name in (measured, f"{measured}_low", f"{measured}_high"))
+            intervals = [*map(Interval, *columns, of_size.cases)]
+            yield Line(f"V = {classes:,}", np.log10(of_size.value).to_list(), intervals)
 
     return Figure(
         "shapes",
@@ -159,8 +159,8 @@ def _shapes(points: pd.DataFrame) -> Figure:
 
 def _step_paths(paths: pd.DataFrame) -> Figure:
     """Δ log p of some classes by the size of the step."""
-    known = {"pushed": REJECTED, "likeliest other": UP}
-    low = np.min(paths[~paths.role.isin(list(known))].change.to_list())
+    colors = {"pushed": REJECTED, "likeliest other": UP}
+    low = np.min(paths[~paths.role.isin(list(colors))].change.to_list())
     high = np.max(paths.change.to_list())
     margin = 0.1 * (high - low)
     plot = empty_plot(
@@ -169,14 +169,14 @@ def _step_paths(paths: pd.DataFrame) -> Figure:
         yaxis={"title": {"text": "Δ log p (nats)"}, "range": [low - margin, high + margin]},
     )
     for path in paths.itertuples():
-        shown = path.role in known
+        shown = path.role in colors
         plot.add_scatter(
             x=path.steps,
             y=path.change,
             mode="lines",
             name=f"{plotly_text(path.role)} (p = {path.probability:.3g})",
             showlegend=shown,
-            line={"color": known.get(path.role, HISTORY), "width": 3 if shown else 1.4},
+            line={"color": colors.get(path.role, HISTORY), "width": 3 if shown else 1.4},
         )
     plot.add_hline(y=0, line={"color": INK, "width": 1})
     return Figure(
@@ -199,13 +199,13 @@ def _explained(left: pd.DataFrame) -> Figure:
         legend=LEGEND_ABOVE,
     )
     for (answer, name), color in zip(_ANSWERS.items(), (REJECTED, CHOSEN), strict=True):
-        own = select(left, answer=answer)
+        of_answer = select(left, answer=answer)
         plot.add_bar(
-            x=own.picture.map(_PICTURES),
-            y=1 - own.left,
+            x=of_answer.picture.map(_PICTURES),
+            y=1 - of_answer.left,
             name=name,
             marker={"color": color, "line": {"width": 0}},
-            error_y={"array": own.high - own.left, "color": INK},
+            error_y={"array": of_answer.high - of_answer.left, "color": INK},
         )
     return Figure(
         "explained",
@@ -234,17 +234,17 @@ def _ranks(ranks: pd.DataFrame) -> Figure:
     lines = {"measured": "measured", **_PICTURES}
     dashes = ("solid", "dot", "dash", "dashdot")
     for col, answer in enumerate(_ANSWERS, start=1):
-        own = select(ranks, answer=answer)
+        of_answer = select(ranks, answer=answer)
         names = [
             "–".join(str(rank) for rank in dict.fromkeys(ends)) if ends[0] else "y"
-            for ends in zip(own["first"], own["last"], strict=True)
+            for ends in zip(of_answer["first"], of_answer["last"], strict=True)
         ]
         for (name, label), color, dash in zip(
             lines.items(), (INK, REJECTED, CHOSEN, UP), dashes, strict=True
         ):
             plot.add_scatter(
                 x=names,
-                y=own[name],
+                y=of_answer[name],
                 mode="lines+markers",
                 **in_panel(col, label, name),
                 line={"color": color, "dash": dash, "width": 3 if name == "measured" else 2},

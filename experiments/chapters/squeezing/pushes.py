@@ -177,14 +177,16 @@ class Tally:
     def add(self, pushed: Pushed) -> None:
         """Adds one answer."""
         best = likeliest_other(pushed.before, pushed.label)
-        own, other = (pushed.measured.gather(1, index[:, None]) for index in (pushed.label, best))
+        label_change, other = (
+            pushed.measured.gather(1, index[:, None]) for index in (pushed.label, best)
+        )
         self.rows.append(
             {
                 "pair_id": pushed.pair_id,
                 "answer": pushed.answer,
                 "step": pushed.step,
                 "tokens": len(pushed.label),
-                "label_fell": int((own < 0).sum()),
+                "label_fell": int((label_change < 0).sum()),
                 "best_rose": int((other > 0).sum()),
             }
         )

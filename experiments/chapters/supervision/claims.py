@@ -38,10 +38,10 @@ JUDGED_NOISE = 0.4
 
 def supervision_table(rows: pd.DataFrame, noise: float) -> ArmTable:
     """The arms' figures at one noise level, ordered by seed."""
-    own = select(rows, noise=noise).sort_values("seed")
+    of_group = select(rows, noise=noise).sort_values("seed")
     figures = ["accuracy", "nll", "target_error", "believed_wrong"]
     return ArmTable(
-        {arm: select(own, arm=arm)[figures].astype(float).to_dict("records") for arm in LABELS}
+        {arm: select(of_group, arm=arm)[figures].astype(float).to_dict("records") for arm in LABELS}
     )
 
 
@@ -79,10 +79,10 @@ def _filter_claims(rows: pd.DataFrame, noise: float) -> Iterator[Claimed]:
 
 
 def _detection_claims(detections: pd.DataFrame, noise: float) -> Iterator[Claimed]:
-    own = select(detections, noise=noise)
-    if own.empty:
+    of_group = select(detections, noise=noise)
+    if of_group.empty:
         return
-    auc = own.pivot(index="seed", columns="score", values="auc")
+    auc = of_group.pivot(index="seed", columns="score", values="auc")
     for score in ("filter", "path", "zigzag"):
         yield (
             score,
@@ -108,16 +108,16 @@ def _speed_claims(speeds: pd.DataFrame) -> Iterator[Claimed]:
             "Pairs that agree are learned faster than pairs that contradict each other",
         ),
     ):
-        own = select(speeds, contrast=contrast)
-        if own.empty:
+        of_group = select(speeds, contrast=contrast)
+        if of_group.empty:
             continue
-        speed = own.pivot(index="seed", columns="kind", values="speed")
+        speed = of_group.pivot(index="seed", columns="kind", values="speed")
         faster = mean_interval((speed[fast] - speed[slow]).to_numpy())
         yield contrast, claim, "Δ speed > 0", above("Δ mean change", faster)
         if contrast == "clean-noisy":
-            noisy = select(own, kind=slow)
+            noisy = select(of_group, kind=slow)
             # Over all kept steps, as the speed is: at the end a network has learned every label.
-            held = [
+            differences = [
                 np.mean(both[1:]) - np.mean(alone[1:])
                 for both, alone in zip(noisy.measured, noisy.alone, strict=True)
             ]
@@ -125,7 +125,7 @@ def _speed_claims(speeds: pd.DataFrame) -> Iterator[Claimed]:
                 "clean-noisy/held_back",
                 "Clean examples hold wrong labels back: with them these are learned more slowly",
                 "Δ of noisy, with − without clean < 0",
-                below("with − without", mean_interval(np.array(held))),
+                below("with − without", mean_interval(differences)),
             )
 
 
@@ -155,6 +155,6 @@ def with_delay(adaptations: pd.DataFrame) -> pd.DataFrame:
 
 def best_adaptation(adaptations: pd.DataFrame, direction: str) -> pd.DataFrame:
     """A learner's rows at the learning rate where it adapts fastest, ordered by seed."""
-    own = with_delay(select(adaptations, direction=direction))
-    fastest = own.groupby("learning_rate").delay.sum().idxmin()
-    return select(own, learning_rate=fastest).sort_values("seed")
+    of_group = with_delay(select(adaptations, direction=direction))
+    fastest = of_group.groupby("learning_rate").delay.sum().idxmin()
+    return select(of_group, learning_rate=fastest).sort_values("seed")

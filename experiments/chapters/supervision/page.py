@@ -144,9 +144,9 @@ def _speeds(speeds: pd.DataFrame) -> Figure:
     panels = []
     for contrast, title in _CONTRASTS.items():
         lines = []
-        for kind, own in select(speeds, contrast=contrast).groupby("kind"):
+        for kind, of_group in select(speeds, contrast=contrast).groupby("kind"):
             for name in ("influence", "measured"):
-                line = path_line(kind, own.steps.iloc[0], np.array(own[name].to_list()))
+                line = path_line(kind, of_group.steps.iloc[0], np.array(of_group[name].to_list()))
                 lines.append(Line(kind, line.x, line.intervals, dotted=name == "measured"))
         if lines:
             panels.append(LinePanel(title, "step", "accumulated influence, nats", lines, zero=True))
@@ -165,8 +165,8 @@ def _sources(speeds: pd.DataFrame) -> Section:
     names = ("own", "from_alike", "from_others", "influence", "measured", "alone")
     rows = []
     for contrast, title in _CONTRASTS.items():
-        for kind, own in select(speeds, contrast=contrast).groupby("kind"):
-            ends = [np.array(own[name].to_list())[:, -1] for name in names]
+        for kind, of_group in select(speeds, contrast=contrast).groupby("kind"):
+            ends = [np.array(of_group[name].to_list())[:, -1] for name in names]
             rows.append((title, kind, *(with_interval(mean_interval(end)) for end in ends)))
     head = (
         "itself",
@@ -191,9 +191,9 @@ def _adaptations(adaptations: pd.DataFrame) -> Figure:
     """Divergence from the truth by example, and its mean by learning rate, of both learners."""
     paths = []
     for direction in ("causal", "anti-causal"):
-        own = best_adaptation(adaptations, direction)
-        kl = np.array(own.kl.to_list())
-        name = f"{direction}, rate {own.learning_rate.iloc[0]:g}"
+        of_group = best_adaptation(adaptations, direction)
+        kl = np.array(of_group.kl.to_list())
+        name = f"{direction}, rate {of_group.learning_rate.iloc[0]:g}"
         paths.append(path_line(name, range(kl.shape[1]), kl))
     rates = sorted(adaptations.learning_rate.unique())
     delays = with_delay(adaptations).assign(place=adaptations.learning_rate.map(rates.index))

@@ -164,7 +164,7 @@ def compare_speeds(
 def _rows(
     influences: Influences, alone: Sequence[Tensor], toy: Toy, config: SpeedConfig
 ) -> Iterator[dict[str, Any]]:
-    kept = torch.linspace(0, config.steps, min(config.points, config.steps + 1)).long()
+    recorded = torch.linspace(0, config.steps, min(config.points, config.steps + 1)).long()
     for place, name in enumerate(toy.names):
         mine = toy.groups == place
         alike = influences.from_groups[..., place][:, mine].mean(1)
@@ -180,8 +180,8 @@ def _rows(
         }
         yield {
             "kind": name,
-            "steps": kept.tolist(),
-            **{name: path[kept].tolist() for name, path in paths.items()},
+            "steps": recorded.tolist(),
+            **{name: path[recorded].tolist() for name, path in paths.items()},
             "speed": float(paths["measured"][1:].mean()),
             "first_order": float(influence[1:].mean()),
         }

@@ -62,7 +62,7 @@ def transfer(inputs: Mapping[str, Path], facts: Facts) -> Chapter:
 
 def _task(task: str, rows: pd.DataFrame) -> Iterator[Figure | Section]:
     tests, rows = (IN, *rows.elsewhere.iloc[0]), with_tests(rows)
-    own = {name: some for name in _STRATEGIES if len(some := rows[rows.strategy == name])}
+    by_strategy = {name: some for name in _STRATEGIES if len(some := rows[rows.strategy == name])}
     taus = [str(tau) for tau in sorted(rows.tau.unique())]
     title = task.capitalize()
 
@@ -76,12 +76,12 @@ def _task(task: str, rows: pd.DataFrame) -> Iterator[Figure | Section]:
         plot = line_plot(panels, named=_STRATEGIES, height=420)
         return Figure(f"{task}-{name}", f"{title}: {of}", "By epochs of probing τ.", note, plot)
 
-    start = {test: by_tau(own["linear"], test)[0] for test in tests}
+    start = {test: by_tau(by_strategy["linear"], test)[0] for test in tests}
     gains = [
         panel(
             "As trained on" if test == IN else test.capitalize(),
             "Δ accuracy",
-            {name: by_tau(some, test) - first for name, some in own.items()},
+            {name: by_tau(some, test) - first for name, some in by_strategy.items()},
             "+.0%",
         )
         for test, first in start.items()
@@ -112,22 +112,22 @@ def _task(task: str, rows: pd.DataFrame) -> Iterator[Figure | Section]:
         ),
     ):
         measured = [
-            panel(label, unit, {name: by_tau(some, field) for name, some in own.items()})
+            panel(label, unit, {name: by_tau(some, field) for name, some in by_strategy.items()})
             for label, unit, field in panels
         ]
         yield figure(name, of, measured, note)
-    yield _strategies(title, task, own, taus)
+    yield _strategies(title, task, by_strategy, taus)
 
 
 def _strategies(
-    title: str, task: str, own: Mapping[str, pd.DataFrame], taus: Sequence[str]
+    title: str, task: str, by_strategy: Mapping[str, pd.DataFrame], taus: Sequence[str]
 ) -> Section:
     """Every strategy at its best τ, picked in distribution, against the smallest τ."""
     rows = []
-    for name, some in own.items():
+    for name, some in by_strategy.items():
         at = int(by_tau(some, IN).mean(1).argmax())
         best = [by_tau(some, test)[at] for test in (IN, ELSEWHERE)]
-        plain = [by_tau(own["linear"], test)[0] for test in (IN, ELSEWHERE)]
+        plain = [by_tau(by_strategy["linear"], test)[0] for test in (IN, ELSEWHERE)]
         rows.append(
             (
                 _STRATEGIES[name],

@@ -214,26 +214,31 @@ def topic_task(config: TopicConfig, first: Sequence[int]) -> TransferTask:
     second = [label for label in range(len(TOPICS)) if label not in first]
     rng = np.random.default_rng(config.seed)
     order = rng.permutation(len(texts))
-    held, kept = order[: len(order) // 3], order[len(order) // 3 :]
-    held = held[np.isin(topics[held], second)]
-    places = vocabulary([texts[i] for i in kept], config.vocabulary)
+    test_places, train_places = order[: len(order) // 3], order[len(order) // 3 :]
+    test_places = test_places[np.isin(topics[test_places], second)]
+    places = vocabulary([texts[i] for i in train_places], config.vocabulary)
     shortened = []
-    for i in held:
+    for i in test_places:
         words = texts[i]
         keep = sorted(rng.permutation(len(words))[: max(1, len(words) // 3)])
         shortened.append([words[k] for k in keep])
-    others = [int(rng.choice(np.flatnonzero(topics != topics[i]))) for i in held]
-    mixed = [[*texts[i], *texts[other]] for i, other in zip(held, others, strict=True)]
+    others = [int(rng.choice(np.flatnonzero(topics != topics[i]))) for i in test_places]
+    mixed = [[*texts[i], *texts[other]] for i, other in zip(test_places, others, strict=True)]
     inputs, test, changed, joined = (
         torch.from_numpy(bags(words, places))
-        for words in ([texts[i] for i in kept], [texts[i] for i in held], shortened, mixed)
+        for words in (
+            [texts[i] for i in train_places],
+            [texts[i] for i in test_places],
+            shortened,
+            mixed,
+        )
     )
     labels = torch.from_numpy(topics)
     return TransferTask(
         "topics",
-        _select_classes(inputs, labels[kept], first),
-        _select_classes(inputs, labels[kept], second),
-        _select_classes(test, labels[held], second),
+        _select_classes(inputs, labels[train_places], first),
+        _select_classes(inputs, labels[train_places], second),
+        _select_classes(test, labels[test_places], second),
         {"shortened": changed, "mixed": joined},
         len(first),
         len(second),
@@ -241,11 +246,11 @@ def topic_task(config: TopicConfig, first: Sequence[int]) -> TransferTask:
 
 
 def _select_classes(
-    inputs: Tensor, labels: Int[Tensor, " examples"], wanted: Sequence[int]
+    inputs: Tensor, labels: Int[Tensor, " examples"], classes_chosen: Sequence[int]
 ) -> Examples:
     """Selects examples of some classes, renumbered from 0 in the order given."""
     place = torch.full((int(labels.max()) + 1,), -1)
-    for new, old in enumerate(wanted):
+    for new, old in enumerate(classes_chosen):
         if old < len(place):
             place[old] = new
     renamed = place[labels]

@@ -70,9 +70,9 @@ def mismatch(
     members = functional.one_hot(labels.long(), classes).to(forces.dtype)
     counts = members.sum(0)
     means = (members.T @ forces) / counts.clamp(min=1)[:, None]
-    whole = forces.square().sum()
+    size = forces.square().sum()
     shared = (counts * means.square().sum(-1)).sum()
-    return 1 - shared / whole.clamp(min=torch.finfo(forces.dtype).tiny)
+    return 1 - shared / size.clamp(min=torch.finfo(forces.dtype).tiny)
 
 
 def adaptation(

@@ -194,7 +194,9 @@ class _Transfer:
         many = ManyModels(self.models * len(config.taus))
         many.weights = _with_prefix(bodies, "body") | _with_prefix(heads, "head")
         places = batch_orders(config.examples, config.finetuning, self.seeds)
-        orders = torch.stack([draw[own] for draw, own in zip(self.draws, places, strict=True)])
+        orders = torch.stack(
+            [draw[places_of] for draw, places_of in zip(self.draws, places, strict=True)]
+        )
         orders = orders.repeat(len(config.taus), 1, 1)
         targets = one_hot(self.task.pool.labels, self.task.classes)
         for _ in train_many(many, self.task.pool.inputs, targets, orders, config.finetuning):
