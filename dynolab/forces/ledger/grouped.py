@@ -99,11 +99,12 @@ class GroupedGradients:
             delta: Float[Tensor, "positions d_out"],
             where: Int[Tensor, " positions"],
         ) -> None:
-            out = {name: named[name] for name in rule.names}
-            if on_host:
-                out = {name: torch.zeros_like(r, device=where.device) for name, r in out.items()}
+            if not on_host:
+                add_call(rule, value, delta, where, named)
+                return
+            out = {name: torch.zeros_like(named[name], device=where.device) for name in rule.names}
             add_call(rule, value, delta, where, out)
-            for name, row in out.items() if on_host else ():
+            for name, row in out.items():
                 named[name] += row.cpu()
 
         def add_generic(name: str, number: int, gradient: Float[Tensor, " size"]) -> None:
