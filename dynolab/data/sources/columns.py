@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any
 
@@ -264,7 +264,7 @@ def format_of(record: Mapping[str, Any]) -> str:
 
 def read_line(records: Sequence[Record], form: Form | None) -> str:
     """Which columns are read, and which are not: "read: prompt, chosen; ignored: score"."""
-    columns = list(dict.fromkeys(name for record in records for name in record))
+    columns = list(dict.fromkeys(chain.from_iterable(records)))
     readable = {*(form.needs + form.reads if form else ()), *SHARED}
     if form in FORMS[:2]:  # of several columns that can hold the prompt, the first is read
         prompt_columns = [name for name in _ASKED if name in columns]

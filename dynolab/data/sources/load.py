@@ -359,7 +359,8 @@ def _records(config: RowsConfig) -> Iterator[dict[str, Any]]:
 
 def _renamed(record: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
     """A record whose columns have the names under which they are read."""
-    if missing := sorted(set(columns.values()) - set(record)):
+    missing = sorted(set(columns.values()) - set(record))
+    if missing:
         raise ConfigError("data.columns", missing, f"the rows have the columns {sorted(record)}")
     record.update({name: record.pop(column) for name, column in columns.items()})
     return record

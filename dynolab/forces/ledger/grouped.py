@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ class GroupedGradients:
         for row, true_row in zip(rows_by_rule, truth, strict=True):
             generic |= differing(unflatten(row, at), unflatten(true_row, at))
         tried = tuple(rule for rule in rules if not generic & set(rule.names))
-        covered = {name for rule in tried for name in rule.names}
+        covered = set(chain.from_iterable(rule.names for rule in tried))
         return cls(policy, names, tried, frozenset(set(names) - covered))
 
     def rows(

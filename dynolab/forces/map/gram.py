@@ -136,7 +136,8 @@ class Blocks:
         """The blocks of the parameters that move."""
         heads = {rule.weight for rule in gradients.rules if rule.head}
         embeddings = {rule.weight for rule in gradients.rules if rule.kind == "embedding"}
-        norms = {name for rule in gradients.rules if rule.kind == "norm" for name in rule.names}
+        norm_rules = [rule for rule in gradients.rules if rule.kind == "norm"]
+        norms = set(chain.from_iterable(rule.names for rule in norm_rules))
         block_of = {}
         for name in gradients.moving:
             block = "norms" if name in norms else block_by_name(name, name in embeddings)
