@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from dynolab.costs.traced import MicroBatch
 from dynolab.data.batches import draw, responses_of
@@ -50,7 +50,7 @@ def micro_batches(
 
 def joined(examples: Sequence[Lengths]) -> MicroBatch:
     """One forward of some examples; where no answers share a row, rows hold their last token."""
-    rows = [length for example in examples for length in example.rows]
+    rows = list(chain.from_iterable(example.rows for example in examples))
     alone = len(rows) == sum(example.answers for example in examples)
     return MicroBatch(len(rows), max(rows) + alone, sum(member.responses for member in examples))
 

@@ -107,14 +107,14 @@ def working_bytes(
     again = config.accumulation > 1
     if stage == 0:
         reduction = sent if config.engine.ranks > 1 else 0
-        layer = activations.kept // shape.layers
+        layer = activations.decoder // shape.layers
         loss = activations.most + again * gradients
         return max(loss, gradients + max(reduction, layer, update))
     gradient_bytes = again * (gradients if stage == 1 else part)
     if stage < 3:
         bucket = w * BUCKET if config.engine.kind == "deepspeed" else 0
         full = shape.trained > BUCKET  # sends while activations are still kept
-        backward = bucket + activations.kept + max(head, sent if full else 0)
+        backward = bucket + activations.decoder + max(head, sent if full else 0)
         reduction = bucket + sent + (part if w < FP32 else 0)
         return max(gradient_bytes + max(activations.most, backward, reduction), 2 * part + update)
     live = w * min(shape.parameters, LIVE)

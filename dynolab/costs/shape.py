@@ -34,7 +34,8 @@ ones do; its `max_position_embeddings` sets another."""
 def context_of(config: Any) -> int:
     """The context length of a text model's configuration, in tokens."""
     for name in ("max_position_embeddings", "max_seq_len"):
-        if (length := getattr(config, name, None)) is not None:
+        length = getattr(config, name, None)
+        if length is not None:
             return int(length)
     return UNBOUNDED
 

@@ -39,11 +39,11 @@ class Activations:
     """Bytes above weights and their gradients, in a forward and backward of a micro-batch.
 
     - `most`: at once.
-    - `kept`: by the decoder for its backward, when that begins.
+    - `decoder`: by the decoder for its backward, when that begins.
     """
 
     most: int
-    kept: int
+    decoder: int
 
 
 def activation_bytes(
@@ -88,7 +88,7 @@ def activation_bytes(
     def at(low: int, high: int) -> int:
         return low + (layers - FEW[0]) * (high - low) // (FEW[1] - FEW[0])
 
-    return Activations(at(few.most, more.most), at(few.kept, more.kept))
+    return Activations(at(few.most, more.most), at(few.decoder, more.decoder))
 
 
 FEW = 2, 4

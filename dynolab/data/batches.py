@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from typing import Any, Self, TypeVar
 
 import torch
@@ -216,7 +217,7 @@ def count_totals(examples: Sequence[EncodedExample], sides: Sequence[int]) -> To
     """Global denominators of one optimizer step on these examples."""
     return totals_of(
         len(examples),
-        [response for example in examples for response in responses_of(example, sides)],
+        list(chain.from_iterable(responses_of(example, sides) for example in examples)),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from jaxtyping import Float
@@ -54,7 +55,7 @@ def collate_groups(
     - `totals`: those of the step: `count_group_totals` of its groups on all ranks.
     - `temperature`: that of the sampling; the policy's likelihoods are computed at it too.
     """
-    completions = [completion for group in groups for completion in group.completions]
+    completions = list(chain.from_iterable(group.completions for group in groups))
     batch = collate(
         [completion.encoded for completion in completions],
         pad_id,

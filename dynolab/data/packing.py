@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from jaxtyping import Bool, Int
@@ -85,7 +86,7 @@ def plan_rows(
             joined = alone
         parts[-1].append(number)
         length[parts[-1][0]] = joined
-    return sorted(row for parts in by_prompt.values() for row in parts)
+    return sorted(chain.from_iterable(by_prompt.values()))
 
 
 def packed_length(sequences: Sequence[Encoded], row: Row) -> int:
@@ -123,7 +124,7 @@ def collate_rows(
     sequences: Sequence[Encoded], rows: Sequence[Row], pad_id: int
 ) -> tuple[TokenBatch, list[int]]:
     """Packs rows; also returns the indices of their sequences, in the batch's order."""
-    members = [number for row in rows for number in row]
+    members = list(chain.from_iterable(rows))
     places = iter(range(len(members)))
     row_places = [[next(places) for _ in row] for row in rows]
     return share_prompts(

@@ -224,7 +224,8 @@ def about_loaders(folder: str) -> str:
     texts = len(read_otherwise(usual, folder))
     advised = PreTrainedTokenizerFast.from_pretrained(folder) if texts else usual
     note = about_auto(texts, folder) if texts else ""
-    if (tokens := end_tokens(advised)) > 1:
+    tokens = end_tokens(advised)
+    if tokens > 1:
         start = note or "Only for scripts with TRL: load the tokenizer there as usual"
         note = (
             f"{start}; then call tokenizer.add_tokens([AddedToken({advised.eos_token!r}, "
@@ -239,7 +240,8 @@ def warn_of_unread(tokenizer: PreTrainedTokenizerBase, answers: Iterable[str]) -
     texts = list(dict.fromkeys(answers))
     if (unknown := unknown_tokens(tokenizer, texts)).tokens:
         log.warning("%s", unknown)
-    if otherwise := read_otherwise(tokenizer, getattr(tokenizer, "name_or_path", ""), texts):
+    otherwise = read_otherwise(tokenizer, getattr(tokenizer, "name_or_path", ""), texts)
+    if otherwise:
         log.warning(
             "%s splits %d of %d answers otherwise than its tokenizer.json; characters that it does "
             "not know may be missing, and numbers differ from a study's, which uses the file: load "

@@ -86,10 +86,8 @@ def feature_step(
         [change_of(before, after)],
     )
     with torch.no_grad():
-        start, end = (
-            hidden_states(policy, policy.cast(weights), batch, layers)
-            for weights in (before, after)
-        )
+        start = hidden_states(policy, policy.cast(before), batch, layers)
+        end = hidden_states(policy, policy.cast(after), batch, layers)
     return FeatureStep(measured=end - start, predicted=predicted, start=start)
 
 
@@ -223,7 +221,8 @@ def step_layers(
     if modules is None:
         return []
     blocks = len(modules)
-    layers = sorted({round(float(at)) for at in torch.linspace(0, blocks, min(LAYERS, blocks + 1))})
+    spaced = torch.linspace(0, blocks, min(LAYERS, blocks + 1))
+    layers = sorted({round(place) for place in spaced.tolist()})
     answers = [answer for _, answer in encode_probes(probes, encoder)]
     batches = [
         policy.batch([answers[member] for member in members])
@@ -240,10 +239,9 @@ def step_layers(
     )
     pulls = torch.stack([example.total for example in forces], 1).double()
     steps = [feature_step(policy, record.before, record.after, batch, layers) for batch in batches]
-    measured, residual, start = (
-        torch.cat([getattr(step, name) for step in steps], 1).double()
-        for name in ("measured", "residual", "start")
-    )
+    measured = torch.cat([step.measured for step in steps], 1).double()
+    residual = torch.cat([step.residual for step in steps], 1).double()
+    start = torch.cat([step.start for step in steps], 1).double()
     moved = measured.square().sum((1, 2))
     several = int(pulls[0].any(dim=1).sum()) > 1
     return [

@@ -19,6 +19,7 @@ from dynolab.errors import check_installed, check_settings
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.ledger.entries import StepAccount
 from dynolab.forces.ledger.grouped import GroupedGradients
+from dynolab.forces.ledger.tables import part_metrics
 from dynolab.forces.ledger.trainer_passes import TrainerPasses
 from dynolab.forces.ledger.watched import (
     WatchedFunctional,
@@ -375,10 +376,7 @@ class ForceCallback(Watching):
         parts = account.parts()
         if unread is not None:
             parts["unread"] = unread
-        values = {}
-        for part, nats in parts.items():
-            for (row, _), value in zip(self._watched, nats.tolist(), strict=True):
-                values[f"ledger/{row.kind}/{part}"] = value
+        values = part_metrics(parts, [row.kind for row, _ in self._watched])
         # The base class's log, as TRL's begins its averages anew; the step's own log still comes.
         due = self.trainer.control.should_log
         Trainer.log(self.trainer, values)

@@ -118,7 +118,8 @@ class SelfCheck:
     def before_step(self, values: Float[Tensor, " functionals"]) -> None:
         """The gradients are there; `values` are the functionals as the account reads them."""
         prints = fingerprints(self._policy.model)
-        if names := moved(self._prints, prints):
+        names = moved(self._prints, prints)
+        if names:
             self._say(
                 "moved early",
                 f"{_named(names)} moved between the step's begin and the optimizer's step; what "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -106,7 +107,7 @@ class ShardedGradients(GroupedGradients):
         rules = tuple(
             rule for rule in find_rules(policy, set(names)) if rule.names and _holds(rule)
         )
-        covered = {name for rule in rules for name in rule.names}
+        covered = set(chain.from_iterable(rule.names for rule in rules))
         return cls(policy, names, rules, frozenset(set(names) - covered))
 
     def add(

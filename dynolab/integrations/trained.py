@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -168,7 +168,7 @@ class TrainedRows:
             rows = [dict(row) if isinstance(row, Mapping) else row for row in rows]
             batch: Any = self._collate(rows)
         if isinstance(batch, Mapping) and len(numbers) > 1 and is_flattened(batch):
-            return [answer for number in numbers for answer in self._answers([number])]
+            return list(chain.from_iterable(self._answers([number]) for number in numbers))
         return list(self.of_batch(batch, numbers))
 
     def of_batch(self, batch: Any, numbers: Sequence[int]) -> Iterator[Answer]:

@@ -191,7 +191,8 @@ def attention_windows(config: Any) -> dict[str, int | None]:
     """
     window = getattr(config, "sliding_window", None)
     kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"])
-    if unknown := kinds - {"full_attention", "sliding_attention"}:
+    unknown = kinds - {"full_attention", "sliding_attention"}
+    if unknown:
         raise ConfigError(
             "model.config.layer_types",
             sorted(unknown),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -122,7 +123,8 @@ def streamed(model: nn.Module, device: torch.device) -> Iterator[None]:
                 waiting[module, name] = weight
                 here: Any = weight.to(device)
                 module._parameters[name] = here
-                if storage := _storage(here):
+                storage = _storage(here)
+                if storage:
                     homes[storage] = weight
 
     def release(module: nn.Module, *_: Any) -> None:
@@ -182,7 +184,7 @@ def widened(model: nn.Module) -> Iterator[None]:
             after = layer.register_forward_hook(partial(_put_back, narrow), always_call=True)
             stack.callback(before.remove)
             stack.callback(after.remove)
-        in_layers = {module for layer in layers for module in layer.modules()}
+        in_layers = set(chain.from_iterable(layer.modules() for layer in layers))
         others: Narrow = []
         stack.callback(_put_back, others)
         _widen([module for module in model.modules() if module not in in_layers], others)

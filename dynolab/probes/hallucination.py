@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from dynolab.data.probes.overlap import edit_distance
 from dynolab.data.rows import Example
@@ -47,11 +48,12 @@ class TrainingAnswers:
         if training and all(questions):
             self._facts = {}
             for row in training:
-                if fact := self._fact(row.chosen):
+                fact = self._fact(row.chosen)
+                if fact:
                     self._facts.setdefault((fact.entity, fact.attribute), (fact, row.id))
         self._ids = [row.id for row in training]
         self._words = [_words(row.chosen) for row in training]
-        self._phrases = frozenset(phrase for words in self._words for phrase in _phrases(words))
+        self._phrases = frozenset(chain.from_iterable(_phrases(words) for words in self._words))
         self._answers_with = grouped(
             (word, index) for index, words in enumerate(self._words) for word in _numbered(words)
         )
@@ -98,7 +100,7 @@ class TrainingAnswers:
     def _candidates(self, words: Sequence[str]) -> Iterator[int]:
         """Answers that share enough words: the edit distance is at least the words not shared."""
         shared = Counter(
-            index for word in _numbered(words) for index in self._answers_with.get(word, ())
+            chain.from_iterable(self._answers_with.get(word, ()) for word in _numbered(words))
         )
         needed = (1 - SIMILAR) * len(words)
         return (index for index in sorted(shared) if shared[index] >= needed)

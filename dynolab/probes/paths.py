@@ -50,8 +50,8 @@ def learning_paths(rows: Iterable[ProbeScore], split: Split = "train") -> Learni
     pairs = sorted({row.pair_id for row in rows})
     if len(steps) < 2:
         return None
-    step_index = {step: i for i, step in enumerate(steps)}
-    pair_index = {pair: i for i, pair in enumerate(pairs)}
+    step_index = dict(zip(steps, range(len(steps)), strict=True))
+    pair_index = dict(zip(pairs, range(len(pairs)), strict=True))
     logp: dict[str, Float[ndarray, "steps pairs"]] = {}
 
     def put(kind: str, row: ProbeScore, value: float) -> None:
@@ -101,13 +101,11 @@ def complete_pairs(scores: Sequence[ProbeScore]) -> list[ProbeScore]:
     Where one exceeds the context it is missing, and trainings on pairs leave its pair out. All
     scores, where no rejected answer was watched.
     """
-    path_of = {
-        side: {(score.split, score.pair_id) for score in scores if score.kind == side}
-        for side in ("chosen", "rejected")
-    }
-    if not path_of["rejected"]:
+    chosen = {(score.split, score.pair_id) for score in scores if score.kind == "chosen"}
+    rejected = {(score.split, score.pair_id) for score in scores if score.kind == "rejected"}
+    if not rejected:
         return list(scores)
-    both = path_of["chosen"] & path_of["rejected"]
+    both = chosen & rejected
     return [score for score in scores if (score.split, score.pair_id) in both]
 
 
@@ -117,20 +115,21 @@ def pair_changes(paths: LearningPaths, prompts: Mapping[str, str]) -> list[PairC
     **Arguments:** `prompts`: by pair id; pairs may be missing.
     """
     pairs = len(paths.pairs)
-    chosen, rejected = (_changes(paths.logp.get(kind), pairs) for kind in ("chosen", "rejected"))
+    chosen = _changes(paths.logp.get("chosen"), pairs)
+    rejected = _changes(paths.logp.get("rejected"), pairs)
     gap = _changes(paths.gap, pairs)
-    rows = [
-        PairChange(
-            pair_id=pair,
-            prompt=prompts.get(pair),
-            chosen=float(chosen[i]),
-            rejected=_finite(rejected[i]),
-            margin=_finite(chosen[i] - rejected[i]),
-            gap=_finite(gap[i]),
-        )
-        for i, pair in enumerate(paths.pairs)
-        if np.isfinite(chosen[i])
-    ]
+    rows = []
+    for i, pair in enumerate(paths.pairs):
+        if np.isfinite(chosen[i]):
+            row = PairChange(
+                pair_id=pair,
+                prompt=prompts.get(pair),
+                chosen=float(chosen[i]),
+                rejected=_finite(rejected[i]),
+                margin=_finite(chosen[i] - rejected[i]),
+                gap=_finite(gap[i]),
+            )
+            rows.append(row)
     return sorted(rows, key=lambda row: row.chosen)
 
 
@@ -186,7 +185,9 @@ def events_of(paths: LearningPaths) -> tuple[Event, ...]:
 
     Intervals are per step, without correction for several steps.
     """
-    events = [event for kind in paths.logp for event in _kind_events(paths, kind)]
+    events: list[Event] = []
+    for kind in paths.logp:
+        events += _kind_events(paths, kind)
     if paths.gap is not None:
         events += _gap_events(paths, paths.gap)
     return tuple(sorted(events, key=lambda event: event.step))
@@ -194,7 +195,7 @@ def events_of(paths: LearningPaths) -> tuple[Event, ...]:
 
 def _kind_events(paths: LearningPaths, kind: str) -> Iterator[Event]:
     path = paths.logp[kind]
-    rise, fall = (mean_interval(values) for values in peak_change(path))
+    rise, fall = map(mean_interval, peak_change(path))
     if rise.low > 0 and fall.high < 0:
         means = [mean_interval(row).mean for row in path]
         yield Event(int(paths.steps[int(np.nanargmax(means))]), kind, "peaks", rise, fall)

@@ -217,24 +217,18 @@ def _token_scores(
     scores = []
     for token, part in parts:
         facts = TokenFacts.of_table(part)
-        scores.append(
-            TokenScores(
-                token=token.tolist(),
-                argmax=facts.argmax.long().tolist(),
-                rank=facts.rank.long().tolist(),
-                **{
-                    name: getattr(facts, name).tolist()
-                    for name in (
-                        "logp",
-                        "argmax_logp",
-                        "outside_logmass",
-                        "entropy",
-                        "energy",
-                        "a_frobenius",
-                    )
-                },
-            )
+        of_sequence = TokenScores(
+            token=token.tolist(),
+            argmax=facts.argmax.long().tolist(),
+            rank=facts.rank.long().tolist(),
+            logp=facts.logp.tolist(),
+            argmax_logp=facts.argmax_logp.tolist(),
+            outside_logmass=facts.outside_logmass.tolist(),
+            entropy=facts.entropy.tolist(),
+            energy=facts.energy.tolist(),
+            a_frobenius=facts.a_frobenius.tolist(),
         )
+        scores.append(of_sequence)
     return scores
 
 

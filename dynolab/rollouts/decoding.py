@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -105,12 +106,9 @@ class ModelGenerator:
         drafts = []
         for prompt, number in zip(prompts, prompt_numbers, strict=True):
             limit = min(config.max_new_tokens, self._context - len(prompt))
-            drafts += [
-                _Draft(
-                    prompt, limit, position_keys(config.seed, step, number, sample, limit).tolist()
-                )
-                for sample in range(samples)
-            ]
+            for sample in range(samples):
+                keys = position_keys(config.seed, step, number, sample, limit)
+                drafts.append(_Draft(prompt, limit, keys.tolist()))
         training = self._model.training
         self._model.eval()
         try:
@@ -205,17 +203,17 @@ def sample_responses(
     generator = ModelGenerator(model, tokenizer, context)
     room = min(config.max_new_tokens, context // 2)
     requests = list(zip(prompts, turns or [None] * len(prompts), strict=True))
-    encoded = [
-        ids
-        if len(ids := encode_prompt(tokenizer, prompt, turn)) < context
-        else cut_left(tokenizer, ids, len(ids) + room - context)
-        for prompt, turn in requests
-    ]
-    return [
-        _continued(tokenizer, sample, turn)
-        for (_, turn), group in zip(requests, generator.generate(encoded, config), strict=True)
-        for sample in group
-    ]
+    encoded = []
+    for prompt, turn in requests:
+        ids: Sequence[int] = encode_prompt(tokenizer, prompt, turn)
+        if len(ids) >= context:
+            ids = cut_left(tokenizer, ids, len(ids) + room - context)
+        encoded.append(ids)
+    samples = chain.from_iterable(generator.generate(encoded, config))
+    continued = []
+    for (_, turn), sample in zip(requests, samples, strict=True):
+        continued.append(_continued(tokenizer, sample, turn))
+    return continued
 
 
 def _continued(tokenizer: PreTrainedTokenizerBase, sample: Sampled, turn: Turn | None) -> Sampled:
@@ -229,9 +227,8 @@ def _continued(tokenizer: PreTrainedTokenizerBase, sample: Sampled, turn: Turn |
         ids = ids[: ids.index(ends[0], length)]
         text = str(tokenizer.decode(ids[length:], skip_special_tokens=True))
         sample = replace(sample, text=text, finished=True)
-    before, after = (
-        str(tokenizer.decode(part, skip_special_tokens=True)) for part in (ids[:length], ids)
-    )
+    before = str(tokenizer.decode(ids[:length], skip_special_tokens=True))
+    after = str(tokenizer.decode(ids, skip_special_tokens=True))
     start = after.find(sample.text, len(before)) if after.startswith(before) else -1
     return sample if start < 0 else replace(sample, text=after[len(before) : start] + sample.text)
 

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from itertools import chain
 from numbers import Real
 from statistics import fmean, pstdev
 from typing import Self
@@ -85,7 +86,7 @@ def checked(name: str, values: object, count: int, row: str) -> list[float]:
 
 def reward_metrics(groups: Sequence[Sequence[float]]) -> dict[str, float]:
     """Mean and standard deviation of the rewards, and the number of groups with equal rewards."""
-    every = [reward for group in groups for reward in group]
+    every = list(chain.from_iterable(groups))
     return {
         "rollout/reward": fmean(every),
         "rollout/reward_std": pstdev(every),

@@ -30,7 +30,6 @@ from dynolab.forces.function.weights import Weights
 from dynolab.forces.map.breakdown import last_layer_fit
 from dynolab.forces.step.one_step import change_of
 from dynolab.forces.step.split import step_batches
-from dynolab.grouping import grouped
 from dynolab.objectives import build_objective, force, read_logps
 from dynolab.statistics import auc
 from dynolab.training.step_record import StepRecord
@@ -78,19 +77,18 @@ def forecasts(
     """
     objective = build_objective(record.facts.objective)
     stride = _stride(record, policy)
-    by_side = grouped(
-        part
-        for _, batch in step_batches(record.examples, objective, policy, batch_tokens)
-        for part in _forecast_positions(record, policy, batch, stride)
-    )
+    by_side: dict[int, list[PositionForecasts]] = {}
+    for _, batch in step_batches(record.examples, objective, policy, batch_tokens):
+        for side, part in _forecast_positions(record, policy, batch, stride):
+            by_side.setdefault(side, []).append(part)
     return [_row(record, training, SIDES[side], parts) for side, parts in sorted(by_side.items())]
 
 
 def _stride(record: StepRecord, policy: PolicyFunction) -> int:
     """Every how many positions one is used, so that forecasts stay within `MOST`."""
-    positions = sum(
-        answer.response_length for example in record.examples for answer in example.named().values()
-    )
+    positions = 0
+    for example in record.examples:
+        positions += sum(answer.response_length for answer in example.named().values())
     vocabulary = policy.causal.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
     return -(-positions * vocabulary // MOST)
 
@@ -113,21 +111,20 @@ def _forecast_positions(
         pushed = ((batch.token_side == side) & trained).nonzero()[:, 0][::stride]
         if not len(pushed):
             continue
+        start, moved, moved_by_head_alone = before[pushed], change[pushed], still[pushed]
         y = label[pushed]
-        others = torch.ones_like(before[pushed], dtype=torch.bool).scatter_(1, y, False)
-        rule = logp_change(before[pushed], -G[pushed])
-        likely = before[pushed][others].view(len(pushed), -1)
-        yield (
-            side,
-            PositionForecasts(
-                forecast=rule[others].view_as(likely),
-                change=change[pushed][others].view_as(likely),
-                still=still[pushed][others].view_as(likely),
-                top=likely.topk(min(TOP, likely.shape[1]), dim=1).indices,
-                realised=change[pushed].gather(1, y)[:, 0],
-                realised_still=still[pushed].gather(1, y)[:, 0],
-            ),
+        others = torch.ones_like(start, dtype=torch.bool).scatter_(1, y, False)
+        rule = logp_change(start, -G[pushed])
+        likely = start[others].view(len(pushed), -1)
+        forecasts_here = PositionForecasts(
+            forecast=rule[others].view_as(likely),
+            change=moved[others].view_as(likely),
+            still=moved_by_head_alone[others].view_as(likely),
+            top=likely.topk(min(TOP, likely.shape[1]), dim=1).indices,
+            realised=moved.gather(1, y)[:, 0],
+            realised_still=moved_by_head_alone.gather(1, y)[:, 0],
         )
+        yield side, forecasts_here
 
 
 def _row(

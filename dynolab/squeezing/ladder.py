@@ -38,7 +38,6 @@ from dynolab.forces.function.weights import Weights
 from dynolab.forces.step.one_step import change_of
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import objective_logps, record_batch, split_step
-from dynolab.grouping import grouped
 from dynolab.objectives import Objective, build_objective, force, read_logps
 from dynolab.squeezing.forecast import SIDES, head_names, head_output
 from dynolab.statistics import auc
@@ -73,15 +72,14 @@ def ladder(record: StepRecord, policy: PolicyFunction, *, training: str) -> list
     **Raises:** `ConfigError` for a model without forward derivatives.
     """
     update = split_step(record, policy).update
-    numbers = range(min(EXAMPLES, len(record.examples)))
-    seen = grouped(
-        answer for number in numbers for answer in pictures(record, policy, update, number)
-    )
-    return [
-        row
-        for side, answers in sorted(seen.items())
-        for row in _rows(record, training, side, answers)
-    ]
+    by_side: dict[int, list[Pictures]] = {}
+    for number in range(min(EXAMPLES, len(record.examples))):
+        for side, answer in pictures(record, policy, update, number):
+            by_side.setdefault(side, []).append(answer)
+    rows: list[dict[str, Any]] = []
+    for side, answers in sorted(by_side.items()):
+        rows += _rows(record, training, side, answers)
+    return rows
 
 
 def pictures(
@@ -102,10 +100,9 @@ def pictures(
     head = {part: name for part, name in head_names(policy).items() if name in example_update}
     if "weight" in head and _embeds(policy):
         directions["table"] = {head["weight"]: example_update[head["weight"]]}
-    predicted: dict[str, Tensor] = {
-        "logits": EVERY_TOKEN.changes(logits, -force(rates, logits, batch)),
-        **dict(zip(directions, example.moved_along(directions.values()), strict=True)),
-    }
+    by_logits = EVERY_TOKEN.changes(logits, -force(rates, logits, batch))
+    along = example.moved_along(directions.values())
+    predicted = {"logits": by_logits, **dict(zip(directions, along, strict=True))}
     if "weight" in head:
         predicted["head"] = example.moved_by_head(head)
     before = logits.log_softmax(-1)
@@ -116,23 +113,16 @@ def pictures(
         places = ((batch.token_side == side) & trained).nonzero()[:, 0]
         if not len(places):
             continue
-        picked = places[torch.linspace(0, len(places) - 1, min(POSITIONS, len(places))).long()]
-        alone = [
-            example.moved_along([update.along(example.gradient([place]))])[0, place]
-            for place in picked.tolist()
-        ]
-        yield (
-            side,
-            Pictures(
-                label=batch.token[picked],
-                before=before[picked],
-                measured=(after - before)[picked],
-                predicted={
-                    **{rung: change[picked] for rung, change in predicted.items()},
-                    "own_token": torch.stack(alone),
-                },
-            ),
-        )
+        count = min(POSITIONS, len(places))
+        picked = places[torch.linspace(0, len(places) - 1, count).long()]
+        alone = []
+        for place in picked.tolist():
+            change = update.along(example.gradient([place]))
+            alone.append(example.moved_along([change])[0, place])
+        at_picked = {rung: change[picked] for rung, change in predicted.items()}
+        at_picked["own_token"] = torch.stack(alone)
+        measured = (after - before)[picked]
+        yield side, Pictures(batch.token[picked], before[picked], measured, at_picked)
 
 
 @dataclass(frozen=True)
@@ -218,10 +208,9 @@ def _rows(
     record: StepRecord, training: str, side: int, answers: Sequence[Pictures]
 ) -> Iterator[dict[str, Any]]:
     """One side's rungs, over all tokens but each position's own."""
-    label, before, measured = (
-        torch.cat([getattr(answer, name) for answer in answers])
-        for name in ("label", "before", "measured")
-    )
+    label = torch.cat([answer.label for answer in answers])
+    before = torch.cat([answer.before for answer in answers])
+    measured = torch.cat([answer.measured for answer in answers])
     others = torch.ones_like(before, dtype=torch.bool).scatter_(1, label[:, None], False)
     rose = measured[others] > 0
     best = before.masked_fill(~others, -torch.inf).argmax(1, keepdim=True)

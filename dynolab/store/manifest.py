@@ -89,7 +89,8 @@ class Manifest(BaseModel):
     def _paths_do_not_clash(cls, files: dict[str, FileEntry]) -> dict[str, FileEntry]:
         """No file may have the path of the manifest or of another file's folder."""
         folders = {str(parent) for path in files for parent in PurePosixPath(path).parents}
-        if clashing := sorted(files.keys() & (folders | {MANIFEST})):
+        clashing = sorted(files.keys() & (folders | {MANIFEST}))
+        if clashing:
             raise ValueError(f"{clashing[0]!r} is the manifest or a folder, not a file")
         return files
 

@@ -81,7 +81,8 @@ def verify(store: Store, places: Sequence[Place]) -> Iterator[Checked]:
                 if folder == place.path:
                     checked.digest = committed.manifest.digest
                     checked.parents = committed.manifest.parents
-                if wrong := _changed(files, committed):
+                wrong = _changed(files, committed)
+                if wrong:
                     checked.damaged[folder] = wrong
             except NotSigned as error:
                 checked.damaged[folder] = str(error)
@@ -126,7 +127,8 @@ def readers_of(checked: Sequence[Checked], digests: set[str]) -> list[Place]:
 def _changed(files: Files, committed: Committed) -> str:
     """What of a committed folder is not as its manifest lists it; empty if all is."""
     folder, listed = committed.folder, committed.manifest.files
-    if extra := files.sizes(folder).keys() - listed.keys() - {MANIFEST}:
+    extra = files.sizes(folder).keys() - listed.keys() - {MANIFEST}
+    if extra:
         return f"{min(extra)} was not committed with it"
     with TemporaryDirectory() as scratch:
         for path, entry in listed.items():

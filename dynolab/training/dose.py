@@ -89,13 +89,10 @@ class DoseDesigner:
         all the step's examples, which the sample leaves out.
         """
         slopes = self._slopes(engine, step, self._sample(step, ids), batches, starts)
-        mine = [
-            self._effects(batch, start, slope)
-            for batch, start, slope in zip(batches, starts, slopes, strict=True)
-        ]
+        mine = list(map(self._effects, batches, starts, slopes))
         ranks = distributed.gather(mine)
         first = sum(map(len, ranks[: distributed.rank()]))
-        doses = designed_doses([part for rank in ranks for part in rank], self._dose.per)
+        doses = designed_doses(list(chain.from_iterable(ranks)), self._dose.per)
         my_doses = doses[first : first + len(mine)]
         return [dose.to(start) for dose, start in zip(my_doses, starts, strict=True)]
 
@@ -129,15 +126,14 @@ class DoseDesigner:
         direction = in_metric(self._config.optimizer, step, gradient, engine.second_moments())
         rise = torch.stack([(g * direction[name]).sum() for name, g in gradient.items()]).sum()
         reach = REACH * torch.finfo(rise.dtype).eps ** 0.5 / rise
-        moved = {
-            f"model.{name}": weight.detach() + reach * direction[name]
-            for name, weight in self._trained()
-        }
+        moved, slopes = {}, []
+        for name, weight in self._trained():
+            moved[f"model.{name}"] = weight.detach() + reach * direction[name]
         with torch.no_grad():
-            return [
-                (functional_call(self._logits, moved, (batch, token_logps)) - start) / reach
-                for batch, start in zip(batches, starts, strict=True)
-            ]
+            for batch, start in zip(batches, starts, strict=True):
+                logps = functional_call(self._logits, moved, (batch, token_logps))
+                slopes.append((logps - start) / reach)
+        return slopes
 
     def _gradient(self, sample: Sequence[Encoded]) -> dict[str, Tensor]:
         """Of the sample's mean log π, summed over the ranks, which split the sample."""
@@ -205,7 +201,5 @@ def quantiles(mine: Sequence[Float[Tensor, " _"]]) -> dict[str, float]:
     if not every:
         return {}
     values = np.percentile(torch.cat(every).double().numpy(), QUANTILES).tolist()
-    return {
-        f"train/dynamic_learning_rate/q{q:02d}": value
-        for q, value in zip(QUANTILES, values, strict=True)
-    }
+    names = [f"train/dynamic_learning_rate/q{q:02d}" for q in QUANTILES]
+    return dict(zip(names, values, strict=True))

@@ -51,9 +51,9 @@ def score_sides(
 ) -> list[SideLogps]:
     """As `score_reference`, but a list in the examples' order, whose ids may repeat."""
     answers = [responses_of(example, sides) for example in examples]
-    sequences = [sequence for of_answer in answers for _, sequence in of_answer]
+    sequences = [sequence for _, sequence in chain.from_iterable(answers)]
     logps = iter(score_responses(logits, sequences, pad_id, batch * len(sides)))
-    return [{side: next(logps) for side, _ in of_answer} for of_answer in answers]
+    return [{side: next(logps) for side, _ in of_example} for of_example in answers]
 
 
 @torch.no_grad()
@@ -111,11 +111,9 @@ def cached_reference(
     if distributed.rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-        flat = {
-            f"{n}|{side}": values
-            for n, score in enumerate(scores)
-            for side, values in score.items()
-        }
+        flat: dict[str, Tensor] = {}
+        for n, of_sides in enumerate(scores):
+            flat |= {f"{n}|{side}": values for side, values in of_sides.items()}
         save_file(flat, unfinished)
         unfinished.rename(file)
     return scores

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import repeat
+from itertools import chain, repeat
 
 import torch
 from jaxtyping import Float
@@ -71,14 +71,15 @@ def answer_prompts(
     )
     rows = [row for row, _ in prompts]
     mine = distributed.deal(list(zip(rows, sampled, strict=True)))
-    rewarded = [
-        rewards(row.prompt, [sample.text for sample in answers], row) for row, answers in mine
-    ]
+    rewarded = []
+    for row, responses in mine:
+        texts = [sample.text for sample in responses]
+        rewarded.append(rewards(row.prompt, texts, row))
     values = distributed.gather_dealt(rewarded)
-    return [
-        Answers(row.id, tuple(responses), tuple(numbers))
-        for row, responses, numbers in zip(rows, sampled, values, strict=True)
-    ]
+    answers = []
+    for row, responses, numbers in zip(rows, sampled, values, strict=True):
+        answers.append(Answers(row.id, tuple(responses), tuple(numbers)))
+    return answers
 
 
 def answer_metrics(answers: Sequence[Answers], right_from: float) -> dict[str, float]:
@@ -87,20 +88,20 @@ def answer_metrics(answers: Sequence[Answers], right_from: float) -> dict[str, f
     pass@1 is the accuracy; `solved` is the share of prompts with a right answer. The entropy is
     estimated by the mean of −log π over sampled tokens.
     """
-    every = [sample for group in answers for sample in group.sampled]
+    samples = list(chain.from_iterable(group.sampled for group in answers))
     size = len(answers[0].rewards)
     right = [sum(reward >= right_from for reward in group.rewards) for group in answers]
-    return {
-        **reward_metrics([group.rewards for group in answers]),
-        **{
-            f"rollout/pass_at_{k}": sum(pass_at_k(size, count, k) for count in right) / len(right)
-            for k in pass_levels(max(1, size // SAMPLES_PER_K))
-        },
+    metrics = reward_metrics([group.rewards for group in answers])
+    for k in pass_levels(max(1, size // SAMPLES_PER_K)):
+        passed = sum(pass_at_k(size, count, k) for count in right)
+        metrics[f"rollout/pass_at_{k}"] = passed / len(right)
+    tokens = sum(len(sample.logps) for sample in samples)
+    logp = sum(sum(sample.logps) for sample in samples)
+    return metrics | {
         "rollout/solved": sum(map(bool, right)) / len(right),
-        "rollout/length": sum(len(sample.response) for sample in every) / len(every),
-        "rollout/finished": sum(sample.finished for sample in every) / len(every),
-        "rollout/entropy": -sum(sum(sample.logps) for sample in every)
-        / sum(len(sample.logps) for sample in every),
+        "rollout/length": sum(len(sample.response) for sample in samples) / len(samples),
+        "rollout/finished": sum(sample.finished for sample in samples) / len(samples),
+        "rollout/entropy": -logp / tokens,
     }
 
 
@@ -111,9 +112,9 @@ def ranked_pairs(answers: Sequence[Answers]) -> list[EncodedExample]:
     """
     pairs = []
     for answer in answers:
-        best, worst = (answer.rewards.index(which(answer.rewards)) for which in (max, min))
-        wins = win_rates(answer.rewards)
-        chosen, rejected = (answer.sampled[number].encoded for number in (best, worst))
+        rewards, wins = answer.rewards, win_rates(answer.rewards)
+        best, worst = rewards.index(max(rewards)), rewards.index(min(rewards))
+        chosen, rejected = answer.sampled[best].encoded, answer.sampled[worst].encoded
         pairs.append(EncodedExample(answer.id, chosen, rejected, (wins[best], wins[worst])))
     return pairs
 
@@ -123,10 +124,11 @@ def win_rates(rewards: Sequence[float]) -> list[float]:
 
     Wu et al., arXiv 2405.00675, algorithm 1. The higher reward wins; a tie counts one half.
     """
-    return [
-        sum((reward > other) + 0.5 * (reward == other) for other in rewards) / len(rewards)
-        for reward in rewards
-    ]
+    rates = []
+    for reward in rewards:
+        wins = sum((reward > other) + 0.5 * (reward == other) for other in rewards)
+        rates.append(wins / len(rewards))
+    return rates
 
 
 def score_pairs(
@@ -157,7 +159,8 @@ def make_groups(
     - `right_from`: lowest reward of a right completion, for rules that rewrite advantages.
     - `seed`: of rules that draw random tokens.
     """
-    sequences = [sample.encoded for group in answers for sample in group.sampled]
+    samples = chain.from_iterable(group.sampled for group in answers)
+    sequences = [sample.encoded for sample in samples]
     ranks = config.ranks if isinstance(config, SimKOConfig) else 0
     read = partial(_own_and_top, ranks=ranks)
     scores = iter(
@@ -177,11 +180,10 @@ def make_groups(
         scored = [(next(scores), next(references)) for _ in answer.sampled]
         rewards = torch.tensor(answer.rewards, dtype=torch.float64)
         if config.kl_in_reward:
-            drift = [
-                float((logps[:, 0] - reference).sum())
-                for logps, reference in scored
-                if reference is not None
-            ]
+            drift = []
+            for logps, reference in scored:
+                if reference is not None:
+                    drift.append(float((logps[:, 0] - reference).sum()))
             rewards -= config.kl_in_reward * torch.tensor(drift)
         if config.overlong_buffer and config.max_tokens:
             # Yu et al., arXiv 2503.14476, eq. 13.
@@ -191,21 +193,19 @@ def make_groups(
         advantages = group_advantages(
             rewards, scale_by_std=config.scale_by_std, leave_one_out=config.leave_one_out
         ).float()
-        completions = [
-            _completion(sampled, advantage, *columns, ranks)
-            for sampled, advantage, columns in zip(answer.sampled, advantages, scored, strict=True)
-        ]
+        completions = []
+        for sampled, advantage, columns in zip(answer.sampled, advantages, scored, strict=True):
+            completions.append(_completion(sampled, advantage, *columns, ranks))
         groups.append(Group(answer.id, tuple(completions)))
     if config.advantage_rule.name == "none":
         return groups
-    right = [[reward >= right_from for reward in answer.rewards] for answer in answers]
     # The ranks split the groups, and all return all.
-    return distributed.gather_dealt(
-        [
-            _rewrite(groups[number], right[number], scorer, config, temperature, seed + number)
-            for number in distributed.deal(range(len(groups)))
-        ]
-    )
+    mine = []
+    for number in distributed.deal(range(len(groups))):
+        right = [reward >= right_from for reward in answers[number].rewards]
+        group = _rewrite(groups[number], right, scorer, config, temperature, seed + number)
+        mine.append(group)
+    return distributed.gather_dealt(mine)
 
 
 def _own_and_top(
@@ -256,16 +256,7 @@ def _rewrite(
         seed=seed,
     ).cpu()
     parts = advantages.split([sequence.response_length for sequence in sequences])
-    return Group(
-        group.id,
-        tuple(
-            Completion(
-                completion.encoded,
-                part.clone(),
-                completion.old,
-                completion.reference,
-                completion.top,
-            )
-            for completion, part in zip(group.completions, parts, strict=True)
-        ),
-    )
+    completions = []
+    for completion, part in zip(group.completions, parts, strict=True):
+        completions.append(replace(completion, advantage=part.clone()))
+    return Group(group.id, tuple(completions))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,7 +109,7 @@ class Online:
                     self._examples(self._refilled(answers, step + n), step + n)
                     for n, answers in enumerate(by_step)
                 ]
-            every = [answer for answers in by_step for answer in answers]
+            every = list(chain.from_iterable(by_step))
             metrics = answer_metrics(every, self._config.right_from)
         examples = self._rollout[index]
         equal = self._config.batch_size - len(examples)
@@ -117,11 +118,9 @@ class Online:
     def _answers(self, step: int) -> list[list[Answers]]:
         """Samples answers for every step of the rollout that begins at `step`; a list per step."""
         config, size = self._config, self._config.batch_size
-        rows = [
-            row
-            for number in range(config.updates_per_rollout)
-            for row in draw(step + number, size, len(self._prompts), config.seed)
-        ]
+        rows: list[int] = []
+        for number in range(config.updates_per_rollout):
+            rows += draw(step + number, size, len(self._prompts), config.seed)
         answers = self._sampled(rows, step)
         return [answers[start : start + size] for start in range(0, len(answers), size)]
 

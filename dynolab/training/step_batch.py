@@ -78,11 +78,9 @@ def collate_step(
     batch = replace(batch, dose=_doses(rows), drift=rows[0].drift)
     if not objective.needs_reference:
         return batch
-    parts = [
-        row.reference.get(side)
-        for row in rows
-        for side, _ in responses_of(row.encoded, objective.sides)
-    ]
+    parts = []
+    for row in rows:
+        parts += [row.reference.get(side) for side, _ in responses_of(row.encoded, objective.sides)]
     present = [part for part in parts if part is not None]
     return replace(batch, reference=torch.cat(present) if len(present) == len(parts) else None)
 

@@ -116,13 +116,14 @@ def rows_from_data(
                 "irr_train and irr_test need at least two; give more rows, or hold out more "
                 "(data.heldout_rows)",
             )
-    makers = _makers(train, fresh, seed)
-    return [
-        pair.row(kind, text, MADE_BY[kind])
-        for pair in watched
-        for kind in kinds
-        if (text := makers[kind](pair)) is not None
-    ]
+    text_of = _texts(train, fresh, seed)
+    built = []
+    for pair in watched:
+        for kind in kinds:
+            text = text_of(pair, kind)
+            if text is not None:
+                built.append(pair.row(kind, text, MADE_BY[kind]))
+    return built
 
 
 def other(examples: Sequence[Example], than: Example, rng: random.Random) -> Example | None:
@@ -146,11 +147,10 @@ def shuffled(text: str, rng: random.Random) -> str:
     return " ".join(order)
 
 
-def _makers(
+def _texts(
     train: Sequence[Example], fresh: Sequence[Example], seed: int
-) -> dict[DataKind, Callable[[Watched], str | None]]:
-    def bad(watched: Watched) -> bool:
-        return watched.example.label is False
+) -> Callable[[Watched, DataKind], str | None]:
+    """Makes the text of a pair's row of a kind; None where there is none."""
 
     def rng(watched: Watched, kind: str) -> random.Random:
         return random.Random(f"{seed}/probes/{watched.split}/{watched.example.id}/{kind}")
@@ -165,20 +165,24 @@ def _makers(
         row = watched.example
         return in_place_of(row.chosen, shuffled(row.content(answer), rng(watched, kind)), row)
 
-    return {
-        "chosen": lambda watched: None if bad(watched) else watched.example.chosen,
-        "rejected": lambda watched: (
-            watched.example.chosen if bad(watched) else watched.example.rejected
-        ),
-        "irr_train": lambda watched: unrelated(watched, train, "irr_train"),
-        "irr_test": lambda watched: unrelated(watched, fresh, "irr_test"),
-        "random_permute": lambda watched: permuted(
-            watched, watched.example.chosen, "random_permute"
-        ),
-        "random_nonhum": lambda watched: permuted(
-            watched, unrelated(watched, fresh, "irr_test"), "random_nonhum"
-        ),
-    }
+    def text_of(watched: Watched, kind: DataKind) -> str | None:
+        row = watched.example
+        is_bad = row.label is False
+        match kind:
+            case "chosen":
+                return None if is_bad else row.chosen
+            case "rejected":
+                return row.chosen if is_bad else row.rejected
+            case "irr_train":
+                return unrelated(watched, train, kind)
+            case "irr_test":
+                return unrelated(watched, fresh, kind)
+            case "random_permute":
+                return permuted(watched, row.chosen, kind)
+            case "random_nonhum":
+                return permuted(watched, unrelated(watched, fresh, "irr_test"), kind)
+
+    return text_of
 
 
 def read_built_probes(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any
 
@@ -46,7 +46,8 @@ def _preference(record: Record) -> dict[str, Any]:
     """
     pair: dict[str, Any] = {side: record[side] for side in ("chosen", "rejected") if side in record}
     prompt_column = next((name for name in _ASKED if record.get(name) is not None), None)
-    if before := _turns_before(record):
+    before = _turns_before(record)
+    if before:
         pair["prompt"] = record[before]
     elif prompt_column is not None:
         pair["prompt"] = record[prompt_column]
@@ -54,8 +55,9 @@ def _preference(record: Record) -> dict[str, Any]:
             pair["prompt"] += f"\n\n{record['input']}"
         if prompt_column != "prompt" and "system" in record:
             pair["system"] = record["system"]
-    if isinstance(steps := record.get("initial_reason_steps"), str) and prompt_column:
-        pair["prompt"] = f"{pair['prompt']}\n{steps}" if steps else pair["prompt"]
+    steps = record.get("initial_reason_steps")
+    if isinstance(steps, str) and steps and prompt_column:
+        pair["prompt"] = f"{pair['prompt']}\n{steps}"
     return pair
 
 
@@ -79,17 +81,16 @@ def _best_and_worst(
     prompt: Any, answers: Sequence[Any], scores: Sequence[Any]
 ) -> dict[str, Any] | None:
     """The answers with the highest and the lowest score, which must differ."""
-    scored = [
-        (float(score), answer)
-        for answer, score in zip(answers, scores, strict=True)
-        if isinstance(score, int | float) and score == score
-    ]
+    scored = []
+    for answer, score in zip(answers, scores, strict=True):
+        if isinstance(score, int | float) and score == score:
+            scored.append((float(score), answer))
     if not scored:
         return None
     best, worst = max(scored, key=itemgetter(0)), min(scored, key=itemgetter(0))
-    return (
-        None if best[0] == worst[0] else {"prompt": prompt, "chosen": best[1], "rejected": worst[1]}
-    )
+    if best[0] == worst[0]:
+        return None
+    return {"prompt": prompt, "chosen": best[1], "rejected": worst[1]}
 
 
 def _ultrafeedback(record: Record) -> dict[str, Any] | None:
@@ -263,16 +264,17 @@ def format_of(record: Mapping[str, Any]) -> str:
 
 def read_line(records: Sequence[Record], form: Form | None) -> str:
     """Which columns are read, and which are not: "read: prompt, chosen; ignored: score"."""
-    columns = list(dict.fromkeys(name for record in records for name in record))
+    columns = list(dict.fromkeys(chain.from_iterable(records)))
     readable = {*(form.needs + form.reads if form else ()), *SHARED}
     if form in FORMS[:2]:  # of several columns that can hold the prompt, the first is read
         prompt_columns = [name for name in _ASKED if name in columns]
         turns = _turns_before(records[0])
         readable -= set(_TURNS) - {turns}
-        readable -= (
-            set(prompt_columns[1:]) if prompt_columns[:1] != ["instruction"] or turns else set()
-        )
-        readable |= {"system"} if prompt_columns and prompt_columns[0] != "prompt" else set()
+        first = prompt_columns[0] if prompt_columns else None
+        if first != "instruction" or turns:
+            readable -= set(prompt_columns[1:])
+        if first not in (None, "prompt"):
+            readable.add("system")
     read = [name for name in columns if name in readable]
     ignored = [name for name in columns if name not in readable]
     line = f"read: {', '.join(read)}"

@@ -186,29 +186,26 @@ def _source(
     _check(examples, config)
     train, heldout = _split(examples, config)
     fresh = disjoint(heldout, train)
-    rows = [*train, *fresh]
     counts = {
-        "data/rows_without_common_prompt": float(len(read) - len(examples)),
-        "data/heldout_rows_in_training": float(len(heldout) - len(fresh)),
-        "data/empty_answers": float(
-            sum(
-                row.content(text).strip() == ""
-                for row in rows
-                for text in (row.chosen, row.rejected)
-                if text is not None
-            )
-        ),
-        "data/empty_prompts": float(sum(not row.prompt.strip() for row in rows)),
-        "data/equal_answers": float(sum(row.chosen == row.rejected for row in rows)),
-        "data/duplicate_pairs": float(len(repeated(train)) + len(repeated(fresh))),
-        "data/answers_without_blank": float(
-            sum(row.prompt[-1:].isalnum() and row.chosen[:1].isalnum() for row in rows)
-        ),
-        "data/answers_without_end": float(
-            sum(row.turn is not None and not row.turn[1].strip() for row in rows)
-        ),
+        "rows_without_common_prompt": len(read) - len(examples),
+        "heldout_rows_in_training": len(heldout) - len(fresh),
+        "empty_answers": 0,
+        "empty_prompts": 0,
+        "equal_answers": 0,
+        "duplicate_pairs": len(repeated(train)) + len(repeated(fresh)),
+        "answers_without_blank": 0,
+        "answers_without_end": 0,
     }
-    return LoadedData(train, fresh, [], counts, read=line), records
+    for row in (*train, *fresh):
+        for text in (row.chosen, row.rejected):
+            counts["empty_answers"] += text is not None and not row.content(text).strip()
+        counts["empty_prompts"] += not row.prompt.strip()
+        counts["equal_answers"] += row.chosen == row.rejected
+        runs_on = row.prompt[-1:].isalnum() and row.chosen[:1].isalnum()
+        counts["answers_without_blank"] += runs_on
+        counts["answers_without_end"] += row.turn is not None and not row.turn[1].strip()
+    named = {f"data/{name}": float(count) for name, count in counts.items()}
+    return LoadedData(train, fresh, [], named, read=line), records
 
 
 def load_prompts(
@@ -224,46 +221,40 @@ def load_prompts(
         raise ConfigError("data.also", list(config.also), "mixes pairs; give prompts in one source")
     if config.source == "world":
         world = build_any_world(config.world)
-        train, heldout = (
-            [
-                PromptRow(id=pair.id, prompt=pair.prompt, answer=world.answer_of(pair))
-                for pair in part
+
+        def prompts(pairs: Sequence[Example]) -> list[PromptRow]:
+            answers = map(world.answer_of, pairs)
+            return [
+                PromptRow(id=pair.id, prompt=pair.prompt, answer=answer)
+                for pair, answer in zip(pairs, answers, strict=True)
             ]
-            for part in (world.pairs, world.heldout)
-        )
-        return LoadedPrompts(train, heldout, {})
+
+        return LoadedPrompts(prompts(world.pairs), prompts(world.heldout), {})
     records = list(islice(_records(config), config.rows))
     write = _writer(config, tokenizer)
+    rows: list[PromptRow] = []
+    without_prompt = 0
     if config.format in _PROMPTS:
-        read: list[PromptRow | None] = [*_PROMPTS[config.format](records, config.origin, write)]
+        rows += _PROMPTS[config.format](records, config.origin, write)
     else:
-        read = [
-            None
-            if example is None
-            else PromptRow(
-                id=example.id,
-                prompt=example.prompt,
-                answer=example.content(example.chosen).strip(),
-                turn=example.turn,
-            )
-            for example in _examples(config, records, write)
-        ]
-    rows = [row for row in read if row is not None]
+        for example in _examples(config, records, write):
+            if example is None:
+                without_prompt += 1
+            else:
+                answer = example.content(example.chosen).strip()
+                turn = example.turn
+                row = PromptRow(id=example.id, prompt=example.prompt, answer=answer, turn=turn)
+                rows.append(row)
     _check(rows, config)
     train, heldout = _split(rows, config)
     trained = {" ".join(row.prompt.split()) for row in train}
     fresh = [row for row in heldout if " ".join(row.prompt.split()) not in trained]
-    return LoadedPrompts(
-        train,
-        fresh,
-        {
-            "data/rows_without_common_prompt": float(len(read) - len(rows)),
-            "data/heldout_rows_in_training": float(len(heldout) - len(fresh)),
-            "data/prompts_without_answer": float(
-                sum(row.answer is None for row in [*train, *fresh])
-            ),
-        },
-    )
+    counts = {
+        "data/rows_without_common_prompt": float(without_prompt),
+        "data/heldout_rows_in_training": float(len(heldout) - len(fresh)),
+        "data/prompts_without_answer": float(sum(row.answer is None for row in (*train, *fresh))),
+    }
+    return LoadedPrompts(train, fresh, counts)
 
 
 _PROMPTS = {"prompts": readers.prompts, "gsm8k": readers.word_problems}
@@ -307,17 +298,13 @@ def _stored_probes(
     config: DataConfig, records: list[dict[str, Any]], train: list[Example], heldout: list[Example]
 ) -> list[ProbeRow]:
     kinds = readers.stored_kinds(records)
-    by_id = {
-        str(record.get("id", readers.row_name(number))): record
-        for number, record in enumerate(records)
-    }
-    return [
-        row
-        for watched_pair in watched_pairs(train, heldout, config.probe_pairs)
-        for row in readers.stored_probes(
-            by_id[watched_pair.example.id], watched_pair, kinds, config.origin
-        )
-    ]
+    by_id = {}
+    for number, record in enumerate(records):
+        by_id[str(record.get("id", readers.row_name(number)))] = record
+    rows: list[ProbeRow] = []
+    for pair in watched_pairs(train, heldout, config.probe_pairs):
+        rows += readers.stored_probes(by_id[pair.example.id], pair, kinds, config.origin)
+    return rows
 
 
 def _split(
@@ -372,7 +359,8 @@ def _records(config: RowsConfig) -> Iterator[dict[str, Any]]:
 
 def _renamed(record: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
     """A record whose columns have the names under which they are read."""
-    if missing := sorted(set(columns.values()) - set(record)):
+    missing = sorted(set(columns.values()) - set(record))
+    if missing:
         raise ConfigError("data.columns", missing, f"the rows have the columns {sorted(record)}")
     record.update({name: record.pop(column) for name, column in columns.items()})
     return record

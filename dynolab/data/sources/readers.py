@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from math import inf
 from typing import Any
 
@@ -89,7 +90,8 @@ def unpaired(
 ) -> Iterator[Example | None]:
     """Reads rows of a prompt, a completion and its label, true or false, as `pairs` reads them."""
     for number, record in enumerate(records):
-        if not isinstance(label := record.get("label"), bool):
+        label = record.get("label")
+        if not isinstance(label, bool):
             where = place(record, origin, number)
             raise ConfigError(f"{where}, column label", label, "must be true or false")
     plain = [{name: x for name, x in labelled.items() if name != "label"} for labelled in records]
@@ -260,7 +262,7 @@ def word_problems(
 
 def stored_kinds(records: Iterable[Record]) -> tuple[str, ...]:
     """The kinds that a probe file stores: those that any of its records has."""
-    fields = {field for record in records for field in record}
+    fields = set(chain.from_iterable(records))
     return tuple(kind for kind in STORED_KINDS if kind in fields)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Literal
 
 from dynolab.data.world import lexicon
@@ -66,4 +67,4 @@ def _right(text: str) -> AnswerKind:
     return "right" if lexicon.preference(style) >= 0.5 else "rejected_style"
 
 
-_VALUES = frozenset(value for values in ATTRIBUTES.values() for value in values)
+_VALUES = frozenset(chain.from_iterable(ATTRIBUTES.values()))

@@ -99,8 +99,9 @@ def _example(name: str, fact: Fact, wrong: Fact, chosen: Style, rejected: Style)
 def _styles(count: int, weights: Sequence[float], rng: random.Random) -> list[Style]:
     columns = []
     for slot in SLOTS:
-        counts = zip(slot, quotas(count, weights), strict=True)
-        words = [word for word, times in counts for _ in range(times)]
+        words: list[str] = []
+        for word, times in zip(slot, quotas(count, weights), strict=True):
+            words += [word] * times
         rng.shuffle(words)
         columns.append(words)
     return list(zip(*columns, strict=True))
@@ -117,8 +118,10 @@ def _wrong_facts(facts: Sequence[Fact], rng: random.Random) -> list[Fact]:
         places = [n for n, fact in enumerate(facts) if fact.attribute == attribute]
         right = [facts[n].value for n in places]
         for n, fact_value, value in zip(places, right, _deranged(right, rng), strict=True):
-            is_taken = value != fact_value
-            wrong[n] = replace(facts[n], value=value) if is_taken else wrong_fact(facts[n], rng)
+            if value != fact_value:
+                wrong[n] = replace(facts[n], value=value)
+            else:
+                wrong[n] = wrong_fact(facts[n], rng)
     return wrong
 
 

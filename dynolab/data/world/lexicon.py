@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 SLOTS = (
     ("well", "sure", "indeed", "right", "okay", "yes", "so", "now"),
@@ -204,7 +205,7 @@ def vocabulary(entities: Sequence[str]) -> list[str]:
         _TIMES,
         tuple(entities),
     )
-    return list(dict.fromkeys(word for group in groups for word in group))
+    return list(dict.fromkeys(chain.from_iterable(groups)))
 
 
 def statements(text: str) -> list[Fact]:

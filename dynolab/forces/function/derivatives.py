@@ -38,6 +38,9 @@ class ScoredTokens(Protocol):
 Mode = Literal["forward", "backward", "second"]
 """Derivatives of log π by the weights; `second`: forward mode applied twice."""
 
+Function = Callable[[NamedTensors], Float[Tensor, " outputs"]]
+"""Of the weights, such as log π of some tokens."""
+
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 0.05}
 """Relative error of a derivative against the central difference, which is noisy itself."""
 
@@ -124,12 +127,8 @@ def measure_derivatives(policy: ScoredTokens) -> Derivatives:
         relative = float(apart.abs().median() / truth.square().mean().sqrt())
         return relative if math.isfinite(relative) else math.inf
 
-    def forward() -> Float[Tensor, " tokens"]:
-        along: Float[Tensor, " tokens"] = jvp(logps, (at,), (direction,))[1]
-        return along
-
     ways: dict[Mode, Callable[[], float]] = {
-        "forward": partial(error, slope, forward),
+        "forward": partial(error, slope, partial(_forward, logps, at, direction)),
         "backward": partial(error, slope, partial(_by_gradients, logps, at, direction)),
         "second": partial(error, bend, partial(_twice, logps, at, direction)),
     }
@@ -137,9 +136,19 @@ def measure_derivatives(policy: ScoredTokens) -> Derivatives:
     return Derivatives(type(causal).__name__, TOLERANCE[dtype], errors, reasons)
 
 
+def _forward(
+    function: Function,
+    at: NamedTensors,
+    direction: NamedTensors,
+) -> Float[Tensor, " outputs"]:
+    """`∂f_m · d` of every output m."""
+    moved: Float[Tensor, " outputs"] = jvp(function, (at,), (direction,))[1]
+    return moved
+
+
 @torch.enable_grad()  # torch's rules for activations can be differentiated again only then
 def _twice(
-    function: Callable[[NamedTensors], Float[Tensor, " outputs"]],
+    function: Function,
     at: NamedTensors,
     direction: NamedTensors,
 ) -> Float[Tensor, " outputs"]:
@@ -147,15 +156,13 @@ def _twice(
 
     def along(weights: NamedTensors) -> Float[Tensor, " outputs"]:
         with twice_differentiable():
-            moved: Float[Tensor, " outputs"] = jvp(function, (weights,), (direction,))[1]
-        return moved
+            return _forward(function, weights, direction)
 
-    bent: Float[Tensor, " outputs"] = jvp(along, (at,), (direction,))[1]
-    return bent
+    return _forward(along, at, direction)
 
 
 def _by_gradients(
-    function: Callable[[NamedTensors], Float[Tensor, " outputs"]],
+    function: Function,
     at: NamedTensors,
     direction: NamedTensors,
 ) -> Float[Tensor, " outputs"]:

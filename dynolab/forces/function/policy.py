@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -243,7 +243,7 @@ class PolicyFunction:
         at: Weights,
         directions: Sequence[Weights],
     ) -> tuple[Float[Tensor, "*outputs"], Float[Tensor, " directions *outputs"]]:
-        moving = {name for direction in directions for name in direction}
+        moving = set(chain.from_iterable(directions))
         if not moving:
             value = function(at)
             return value, torch.zeros_like(value).expand(len(directions), *value.shape)

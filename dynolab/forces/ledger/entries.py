@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from dynolab.forces.map.terms import SourceMeasures
 from dynolab.forces.map.weighted import Updating
+from dynolab.results.ledger import PER_STEP
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,9 @@ class TokenLines:
 
 
 SIDES = ("chosen", "rejected")
+
+Nats = Float[Tensor, " functionals"]
+"""A number of each functional, in nats."""
 
 
 @dataclass(frozen=True)
@@ -47,30 +53,30 @@ class StepAccount:
     step: int
     responses: tuple[Updating, ...]
     lines: Float[Tensor, "responses functionals"]
-    decay: Float[Tensor, " functionals"]
-    carried_in: Float[Tensor, " functionals"]
-    before: Float[Tensor, " functionals"]
-    after: Float[Tensor, " functionals"]
-    predicted: Float[Tensor, " functionals"]
-    rounding: Float[Tensor, " functionals"]
-    unexplained: Float[Tensor, " functionals"]
-    together: Float[Tensor, " functionals"]
-    groups: Mapping[str, Float[Tensor, " functionals"]] = field(default_factory=dict)
+    decay: Nats
+    carried_in: Nats
+    before: Nats
+    after: Nats
+    predicted: Nats
+    rounding: Nats
+    unexplained: Nats
+    together: Nats
+    groups: Mapping[str, Nats] = field(default_factory=dict)
     tokens: tuple[TokenLines, ...] = ()
     sources: tuple[SourceMeasures, ...] = ()
     blocks: Mapping[str, Float[Tensor, "functionals 2"]] = field(default_factory=dict)
 
     @property
-    def measured(self) -> Float[Tensor, " functionals"]:
+    def measured(self) -> Nats:
         """The step's change of every functional."""
         return self.after - self.before
 
     @property
-    def residual(self) -> Float[Tensor, " functionals"]:
+    def residual(self) -> Nats:
         """What the slopes at both ends leave unexplained, measured − predicted."""
         return self.measured - self.predicted
 
-    def parts(self) -> dict[str, Float[Tensor, " functionals"]]:
+    def parts(self) -> dict[str, Nats]:
         """Sums over the responses of each side, and what else moved the functionals."""
         sums = {}
         for side in SIDES:
@@ -98,19 +104,13 @@ def joined(parts: Sequence[StepAccount]) -> StepAccount:
         names = getattr(parts[0], name)
         return {key: torch.cat([getattr(part, name)[key] for part in parts]) for key in names}
 
+    by_column: dict[str, Any] = {name: columns(name) for name in PER_STEP}
     return replace(
         parts[0],
+        **by_column,
         lines=columns("lines", 1),
-        decay=columns("decay"),
-        carried_in=columns("carried_in"),
-        before=columns("before"),
-        after=columns("after"),
-        predicted=columns("predicted"),
-        rounding=columns("rounding"),
-        unexplained=columns("unexplained"),
-        together=columns("together"),
         groups=by_name("groups"),
-        tokens=tuple(line for part in parts for line in part.tokens),
-        sources=tuple(measures for part in parts for measures in part.sources),
+        tokens=tuple(chain.from_iterable(part.tokens for part in parts)),
+        sources=tuple(chain.from_iterable(part.sources for part in parts)),
         blocks=by_name("blocks"),
     )

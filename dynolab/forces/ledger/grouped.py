@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ class GroupedGradients:
         for row, true_row in zip(rows_by_rule, truth, strict=True):
             generic |= differing(unflatten(row, at), unflatten(true_row, at))
         tried = tuple(rule for rule in rules if not generic & set(rule.names))
-        covered = {name for rule in tried for name in rule.names}
+        covered = set(chain.from_iterable(rule.names for rule in tried))
         return cls(policy, names, tried, frozenset(set(names) - covered))
 
     def rows(
@@ -99,11 +100,12 @@ class GroupedGradients:
             delta: Float[Tensor, "positions d_out"],
             where: Int[Tensor, " positions"],
         ) -> None:
-            out = {name: named[name] for name in rule.names}
-            if on_host:
-                out = {name: torch.zeros_like(r, device=where.device) for name, r in out.items()}
+            if not on_host:
+                add_call(rule, value, delta, where, named)
+                return
+            out = {name: torch.zeros_like(named[name], device=where.device) for name in rule.names}
             add_call(rule, value, delta, where, out)
-            for name, row in out.items() if on_host else ():
+            for name, row in out.items():
                 named[name] += row.cpu()
 
         def add_generic(name: str, number: int, gradient: Float[Tensor, " size"]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import torch
 from jaxtyping import Float
@@ -60,7 +60,7 @@ def step_responses(
     terms: dict[int, TokenTerms] = {}
     tokens = batch_tokens or policy.batch_tokens
     for numbers, batch in step_batches(record.examples, objective, policy, tokens):
-        places = [place for n in numbers for place in range(starts[n], starts[n + 1])]
+        places = list(chain.from_iterable(range(starts[n], starts[n + 1]) for n in numbers))
         neighbours = places[-1] - places[0] < len(places)
         batch_rows = rows[places[0] : places[-1] + 1]
         if not neighbours:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.weights import SLICE, block_columns, products
-from dynolab.forces.ledger.entries import SIDES, StepAccount
+from dynolab.forces.ledger.entries import SIDES, Nats, StepAccount
 from dynolab.forces.ledger.functional import Slopes
 from dynolab.forces.ledger.recorded_map import Change, RecordedMap
 from dynolab.forces.ledger.responses import StepResponses
@@ -201,16 +201,16 @@ class _Sums:
     """
 
     lines: Float[Tensor, "functionals parts"]
-    gradient: Float[Tensor, " functionals"]
-    pull: Float[Tensor, " functionals"]
-    momentum: Float[Tensor, " functionals"]
-    direct: Float[Tensor, " functionals"]
-    predicted: Float[Tensor, " functionals"]
-    rounding: Float[Tensor, " functionals"]
-    rounded_momentum: Float[Tensor, " functionals"]
+    gradient: Nats
+    pull: Nats
+    momentum: Nats
+    direct: Nats
+    predicted: Nats
+    rounding: Nats
+    rounded_momentum: Nats
 
     @classmethod
-    def zeros(cls, values: Float[Tensor, " functionals"], parts: int) -> Self:
+    def zeros(cls, values: Nats, parts: int) -> Self:
         lines = values.new_zeros(len(values), parts, dtype=torch.float64)
         return cls(lines, *lines.new_zeros(7, len(values)))
 

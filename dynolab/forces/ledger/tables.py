@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from dynolab import distributed
 from dynolab.data.encode import Encoder
@@ -89,7 +90,7 @@ class LedgerTables:
         self._append(
             "lines",
             step=[entries.step] * entries.lines.numel(),
-            response=[number for number in range(count) for _ in self.names],
+            response=np.repeat(range(count), len(self.names)).tolist(),
             functional=self.names * count,
             nats=entries.lines.flatten().tolist(),
         )
@@ -98,7 +99,7 @@ class LedgerTables:
                 "blocks",
                 step=[entries.step] * sums.numel(),
                 block=[block] * sums.numel(),
-                functional=[name for name in self.names for _ in SIDES],
+                functional=np.repeat(self.names, len(SIDES)).tolist(),
                 side=[*SIDES] * len(self.names),
                 nats=sums.flatten().tolist(),
             )
@@ -146,29 +147,28 @@ class LedgerTables:
         What fell between steps that were entered does not count, nor, if there are others, examples
         with an answer of more than `room` tokens.
         """
-        steps, lines, table = (
-            read_arrays(self._tables[name]) for name in ("steps", "lines", "responses")
-        )
-        entered = names if self.entered else ()
-        accounts = {name: account_of(name, steps, lines, every_step=False) for name in entered}
+        steps, lines = read_arrays(self._tables["steps"]), read_arrays(self._tables["lines"])
+        accounts = {}
+        for name in names if self.entered else ():
+            accounts[name] = account_of(name, steps, lines, every_step=False)
         fell = {name: account.end - account.start for name, account in accounts.items()}
         worst = min(fell, key=fell.__getitem__, default=None)
         if worst is None or fell[worst] >= 0:
             return None
+        table = read_arrays(self._tables["responses"])
         responses = Responses(table["example"], table["side"], table["step"])
         nats = accounts[worst].lines
         rows: list[Any] = self._tables["responses"]["tokens"]
         long = set(table["example"][[len(tokens) > room for tokens in rows]])
         pushers = responses.pushers(nats)
-        puller = next(
-            (pusher for pusher in pushers if pusher.example not in long), pushers[0]
-        ).example
+        fitting = [pusher for pusher in pushers if pusher.example not in long]
+        puller = (fitting or pushers)[0].example
         by_step = responses.by_step(nats, [responses.examples.index(puller)])[0]
         return HardestPull(worst, puller, responses.steps[int(np.nanargmin(by_step))])
 
     def summary(self) -> LedgerSummary:
         """How well the account closes."""
-        steps, lines = (read_arrays(self._tables[name]) for name in ("steps", "lines"))
+        steps, lines = read_arrays(self._tables["steps"]), read_arrays(self._tables["lines"])
         accounts = [
             account_of(name, steps, lines, every_step=self._every_step) for name in self.names
         ]
@@ -224,23 +224,28 @@ class InRunLedger:
         self._ledger.forget()
         with self._file.open("a") as file:
             file.writelines(line.model_dump_json() + "\n" for line in _lines(account, self._kinds))
-        return {
-            f"ledger/{kind}/{part}": float(values[place])
-            for part, values in account.parts().items()
-            for place, kind in enumerate(self._kinds)
-        }
+        return part_metrics(account.parts(), self._kinds)
 
 
-def _lines(account: StepAccount, kinds: Sequence[str]) -> list[StepLine]:
-    return [
-        StepLine(
-            step=account.step,
-            functional=kind,
-            example=response.id,
-            side=response.side,
-            response=number,
-            nats=float(account.lines[number, place]),
-        )
-        for place, kind in enumerate(kinds)
-        for number, response in enumerate(account.responses)
-    ]
+def part_metrics(
+    parts: Mapping[str, Float[Tensor, " functionals"]], kinds: Sequence[str]
+) -> dict[str, float]:
+    """`ledger/<kind>/<part>` of the functionals of these kinds, in nats."""
+    metrics = {}
+    for part, nats in parts.items():
+        for kind, value in zip(kinds, nats.tolist(), strict=True):
+            metrics[f"ledger/{kind}/{part}"] = value
+    return metrics
+
+
+def _lines(account: StepAccount, kinds: Sequence[str]) -> Iterator[StepLine]:
+    for kind, column in zip(kinds, account.lines.T.tolist(), strict=True):
+        for number, (response, nats) in enumerate(zip(account.responses, column, strict=True)):
+            yield StepLine(
+                step=account.step,
+                functional=kind,
+                example=response.id,
+                side=response.side,
+                response=number,
+                nats=nats,
+            )

@@ -208,29 +208,18 @@ def _totals(question: Question, computed: ForceMap, parts: Breakdown) -> list[Pa
 
 def _terms(question: Question) -> list[ResponseTermsRow]:
     """Terms of the observed answers with c = 1 and of the updating ones with the objective's c."""
-    policy, tokenizer = question.policy, question.tokenizer
+    policy, tokenizer, rows = question.policy, question.tokenizer, []
     encoded = [answer for _, answer in question.observed]
-    observed = zip(question.observed, response_terms(policy, encoded, at=question.at), strict=True)
+    observed = response_terms(policy, encoded, at=question.at)
+    for (probe, answer), terms in zip(question.observed, observed, strict=True):
+        tokens = token_strings(answer, tokenizer)
+        rows.append(_terms_row("observed", probe.pair_id, probe.kind, tokens, terms))
     objective = build_objective(question.objective)
-    updating = updating_terms(policy, question.updating, objective, at=question.at or {})
-    return [
-        *(
-            _terms_row(
-                "observed", probe.pair_id, probe.kind, token_strings(answer, tokenizer), terms
-            )
-            for (probe, answer), terms in observed
-        ),
-        *(
-            _terms_row(
-                "updating",
-                response.updating.id,
-                response.updating.side,
-                [token_string(token, tokenizer) for token in response.updating.tokens],
-                response.terms,
-            )
-            for response in updating
-        ),
-    ]
+    for response in updating_terms(policy, question.updating, objective, at=question.at or {}):
+        label = response.updating
+        tokens = [token_string(token, tokenizer) for token in label.tokens]
+        rows.append(_terms_row("updating", label.id, label.side, tokens, response.terms))
+    return rows
 
 
 def _terms_row(
@@ -263,13 +252,13 @@ def _unexplained(question: Question) -> float | None:
     if at is None or after is None or not derivatives_of(policy).agrees("forward"):
         return None
     answers = [answer for _, answer in question.observed]
-    measured, left = 0.0, 0.0
+    measured, unexplained = 0.0, 0.0
     for members in by_length(answers, _BATCH_TOKENS):
         batch = policy.batch([answers[member] for member in members])
         change = one_step(policy, at, after, batch, at=at)
         measured += float(batch.sequence_sum(change.measured.double()).square().sum())
-        left += float(batch.sequence_sum(change.residual.double()).square().sum())
-    return left / measured if measured else None
+        unexplained += float(batch.sequence_sum(change.residual.double()).square().sum())
+    return unexplained / measured if measured else None
 
 
 def _checked_sums(question: Question, computed: ForceMap) -> tuple[float | None, float | None]:

@@ -44,14 +44,14 @@ def contract(
     """
     first = observed[0]
     for name in first.outer:
-        left, right = ([f.outer[name] for f in side] for side in (observed, updating))
+        left = [factors.outer[name] for factors in observed]
+        right = [factors.outer[name] for factors in updating]
         _matrix(left, right, into(name, "own"), _of(scale, name), workspace)
     for name in {**first.rows, **first.point}:
         _table(name, observed, updating, into, _of(scale, name), workspace)
     for name in first.dense:
-        left_vectors, right_vectors = (
-            torch.cat([f.dense[name] for f in side]) for side in (observed, updating)
-        )
+        left_vectors = torch.cat([factors.dense[name] for factors in observed])
+        right_vectors = torch.cat([factors.dense[name] for factors in updating])
         if scale is not None:
             right_vectors = right_vectors * scale[name].flatten()
         into(name, "own").addmm_(left_vectors, right_vectors.T)
@@ -72,9 +72,10 @@ def _matrix(
         rows_last = scale.T if observed[0].transposed else scale
         formed_gradients(observed, updating, out, rows_last, workspace)
         return
-    shapes = [[(len(o.signal), len(o.input)) for o in side] for side in (observed, updating)]
-    sizes = observed[0].input.shape[-1], observed[0].signal.shape[-1]
-    order = cheapest_order(shapes[0], shapes[1], *sizes)
+    left_shapes = [(len(outer.signal), len(outer.input)) for outer in observed]
+    right_shapes = [(len(outer.signal), len(outer.input)) for outer in updating]
+    d_in, d_out = observed[0].input.shape[-1], observed[0].signal.shape[-1]
+    order = cheapest_order(left_shapes, right_shapes, d_in, d_out)
     if order == "formed":
         formed_gradients(observed, updating, out, None, workspace)
     elif order == "kernel":
@@ -98,14 +99,15 @@ def formed_gradients(
     unit = sum(out.shape) * d_in * out.element_size()
     most = d_out if out.is_cuda else min(d_out, max(LEAST_OUTPUTS, SLICE // d_in))
     width = slice_width(workspace, unit, most)
-    buffers = [out.new_empty(count * width * d_in) for count in out.shape]
+    # Gradients of both sides, by some of the outputs, in the same memory for all parts.
+    rows, columns = out.shape
+    left_memory = out.new_empty(rows * width * d_in)
+    right_memory = out.new_empty(columns * width * d_in)
     parts = torch.arange(d_out).chunk(-(-d_out // width))  # equal ones: no last sliver
     for part in parts:
-        outputs = slice(int(part[0]), int(part[-1]) + 1)
-        left, right = (
-            _form(side, buffer[: count * len(part) * d_in].view(count, -1), outputs)
-            for side, buffer, count in zip((observed, updating), buffers, out.shape, strict=True)
-        )
+        outputs, size = slice(int(part[0]), int(part[-1]) + 1), len(part) * d_in
+        left = _form(observed, left_memory[: rows * size].view(rows, -1), outputs)
+        right = _form(updating, right_memory[: columns * size].view(columns, -1), outputs)
         if scale is not None:
             right *= scale[outputs].flatten()
         out.addmm_(left, right.T)

@@ -22,16 +22,12 @@ MOST_CELLS = 60_000  # in one map: more than a screen can show
 def token_maps(question: Question, force_map: ForceMap, count: int) -> list[TokenMap]:
     """`count` maps of an updating pair on an answer: on chosen answers first, by what pulls hardest
     down."""
-    updating_tokens = [
-        sum(response.response_length for response in example.named().values())
-        for example in question.updating
-    ]
-    sizes = {
-        (row, pair): observed.response_length * tokens
-        for row, (_, observed) in enumerate(question.observed)
-        for pair, tokens in enumerate(updating_tokens)
-    }
-    readable = [cell for cell, size in sizes.items() if size <= MOST_CELLS]
+    readable = []
+    for row, (_, observed) in enumerate(question.observed):
+        for pair, example in enumerate(question.updating):
+            tokens = sum(response.response_length for response in example.named().values())
+            if observed.response_length * tokens <= MOST_CELLS:
+                readable.append((row, pair))
 
     def order(cell: tuple[int, int]) -> tuple[bool, float, tuple[int, int]]:
         row, pair = cell
@@ -40,20 +36,22 @@ def token_maps(question: Question, force_map: ForceMap, count: int) -> list[Toke
         push = sum(float(force_map.block(row, n).sum()) for n in columns)
         return question.observed[row][0].kind != "chosen", push, cell
 
-    return [
-        token_map_of(
+    maps = []
+    for row, pair in sorted(readable, key=order)[:count]:
+        probe, _ = question.observed[row]
+        token_map = token_map_of(
             force_map,
             row,
             question.updating[pair].id,
             question.tokenizer,
-            observed_id=question.observed[row][0].pair_id,
-            observed_kind=question.observed[row][0].kind,
+            observed_id=probe.pair_id,
+            observed_kind=probe.kind,
             stage=question.objective.name,
             step=question.step,
             learning_rate=question.learning_rate,
         )
-        for row, pair in sorted(readable, key=order)[:count]
-    ]
+        maps.append(token_map)
+    return maps
 
 
 def token_map_of(
@@ -70,7 +68,8 @@ def token_map_of(
     columns = [n for n, response in enumerate(force_map.updating) if response.id == updating_id]
     columns.sort(key=lambda n: force_map.updating[n].side != "chosen")
     tokens: dict[str, list[str]] = {"chosen": [], "rejected": []}
-    for response in (force_map.updating[n] for n in columns):
+    for n in columns:
+        response = force_map.updating[n]
         tokens[response.side] += token_strings(Encoded(response.tokens, 0), tokenizer)
     return TokenMap(
         updating_id=updating_id,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from jaxtyping import Float
@@ -135,7 +136,8 @@ class Blocks:
         """The blocks of the parameters that move."""
         heads = {rule.weight for rule in gradients.rules if rule.head}
         embeddings = {rule.weight for rule in gradients.rules if rule.kind == "embedding"}
-        norms = {name for rule in gradients.rules if rule.kind == "norm" for name in rule.names}
+        norm_rules = [rule for rule in gradients.rules if rule.kind == "norm"]
+        norms = set(chain.from_iterable(rule.names for rule in norm_rules))
         block_of = {}
         for name in gradients.moving:
             block = "norms" if name in norms else block_by_name(name, name in embeddings)
@@ -198,23 +200,19 @@ def plan_tiles(
     A response whose factors take more than an eighth is split into spans. A side that needs less
     than half of the factors' memory leaves the rest to the other.
     """
-    spans = [
-        [
-            span
-            for response in side
-            for span in split_to_fit(gradients.bytes_of, response, memory // 8)
-        ]
-        for side in (observed, updating)
-    ]
     room = 3 * memory // 4
-    sizes = [[gradients.bytes_of(span.sequence) for span in side] for side in spans]
-    need = [sum(side) for side in sizes]
-    shares = [max(room // 2, room - need[1]), max(room // 2, room - need[0])]
-    left, right = (
-        Side(list(in_groups(side, size, share)))
-        for side, size, share in zip(spans, sizes, shares, strict=True)
+    spans: list[list[WeightedResponse]] = []
+    sizes = []
+    for side in (observed, updating):
+        parts = [split_to_fit(gradients.bytes_of, response, memory // 8) for response in side]
+        spans.append(list(chain.from_iterable(parts)))
+        sizes.append([gradients.bytes_of(span.sequence) for span in spans[-1]])
+    observed_room = max(room // 2, room - sum(sizes[1]))
+    updating_room = max(room // 2, room - sum(sizes[0]))
+    return (
+        Side(list(in_groups(spans[0], sizes[0], observed_room))),
+        Side(list(in_groups(spans[1], sizes[1], updating_room))),
     )
-    return left, right
 
 
 def gram_tiles(

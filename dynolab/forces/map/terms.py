@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from jaxtyping import Float, Int
@@ -156,9 +157,7 @@ def updating_terms(
         for number in numbers:
             terms[number] = [next(by_response) for _ in examples[number].responses(objective.sides)]
     labels = labelled(examples, objective)
-    in_order = [
-        response_terms for number in range(len(examples)) for response_terms in terms[number]
-    ]
+    in_order = list(chain.from_iterable(terms[number] for number in range(len(examples))))
     return [UpdatingTerms(*both) for both in zip(labels, in_order, strict=True)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -16,14 +16,15 @@ from dynolab.data.token_texts import token_strings
 from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_items
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.function.weights import NamedTensors, Weights, flatten, gradients, products
+from dynolab.forces.function.weights import Weights, flatten, gradients, products
 from dynolab.forces.ledger.pushes import side_pushes
 from dynolab.forces.ledger.responses import gradients_of
 from dynolab.forces.map.costs import memory_for
 from dynolab.forces.map.weighted import WeightedResponse, weighted_of
 from dynolab.forces.step.one_step import midpoint
 from dynolab.forces.step.optimizers import FrozenUpdate
-from dynolab.forces.step.split import objective_logps, record_batch, split_step
+from dynolab.forces.step.split import UpdateSplit, objective_logps, record_batch, split_step
+from dynolab.forces.step.step_forces import StepForces
 from dynolab.objectives import build_objective
 from dynolab.results.study import TokenMap
 from dynolab.training.step_record import StepRecord
@@ -49,14 +50,14 @@ def build_token_map(
     observed_id: str,
     observed: Encoded,
     observed_kind: str = "chosen",
-    step: Replayed | None = None,
+    step: UpdateSplit | StepForces | None = None,
 ) -> TokenMap:
     """The map of one example of a recorded step on one observed response, with its tokens.
 
     The columns of each side are scaled to what the step would have lacked without that side of the
     example (`side_pushes`). Where that has another sign than their sum, the side stays as it is.
 
-    **Arguments:** `step`: what is known of the replayed step (`split_step`, `step_forces`).
+    **Arguments:** `step`: the replayed step, where it is there (`split_step`, `step_forces`).
     """
     ids = [example.id for example in record.examples]
     if updating_id not in ids:
@@ -86,18 +87,6 @@ def build_token_map(
         rejected_tokens=tokens[REJECTED],
         force=force.tolist(),
     )
-
-
-class Replayed(Protocol):
-    """What a replay of a recorded step gives: its frozen map, and the gradient of its loss."""
-
-    @property
-    def update(self) -> FrozenUpdate:
-        """The frozen map."""
-
-    @property
-    def gradient(self) -> NamedTensors:
-        """The gradient before clipping."""
 
 
 def token_forces(

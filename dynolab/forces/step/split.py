@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from jaxtyping import Float
@@ -191,7 +192,7 @@ def objective_batch(
 
 def step_totals(examples: Sequence[Recorded], objective: Objective) -> Totals:
     """Denominators of a step on these examples."""
-    trained = [response for example in examples for response in example.responses(objective.sides)]
+    trained = list(chain.from_iterable(example.responses(objective.sides) for example in examples))
     return totals_of(len(examples), trained)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import torch
@@ -130,11 +130,9 @@ def step_forces(
     update = FrozenUpdate({name: scale.cpu() for name, scale in split.update.scale.items()})
     gradient = {name: total.cpu() for name, total in split.gradient.items()}
     directions: dict[str, Weights] = {"predicted": change_of(record.before, record.after)}
-    directions |= {
-        name: {parameter: w.cpu() for parameter, w in part.items()}
-        for name, part in split.parts().items()
-        if any(bool(w.any()) for w in part.values())
-    }
+    for name, part in split.parts().items():
+        if any(bool(w.any()) for w in part.values()):
+            directions[name] = {parameter: w.cpu() for parameter, w in part.items()}
     del split
 
     groups = list(by_length([answer for _, answer in answers], tokens))
@@ -149,20 +147,19 @@ def step_forces(
             values = {name: float(total[index]) for name, total in sums.items()}
             member = members[number]
             probe, encoded = answers[member]
-            rows[member].append(
-                ForceRow(
-                    stage=stage,
-                    step=record.facts.step,
-                    pair_id=probe.pair_id,
-                    split=probe.split,
-                    kind=kind,
-                    tokens=encoded.response_length,
-                    in_batch=probe.pair_id in trained,
-                    residual=values["measured"] - values["predicted"],
-                    **values,
-                )
+            row = ForceRow(
+                stage=stage,
+                step=record.facts.step,
+                pair_id=probe.pair_id,
+                split=probe.split,
+                kind=kind,
+                tokens=encoded.response_length,
+                in_batch=probe.pair_id in trained,
+                residual=values["measured"] - values["predicted"],
+                **values,
             )
-    flat = [row for group in rows for row in group]
+            rows[member].append(row)
+    flat = list(chain.from_iterable(rows))
     gap = [sum(getattr(row, part) for part in PARTS) - row.predicted for row in flat]
     facts = record.facts
     replay = ReplayFacts(
@@ -181,11 +178,12 @@ def step_forces(
 def force_metrics(rows: Sequence[ForceRow]) -> dict[str, float]:
     """`force/<kind>/<part>`: means over the training pairs' answers, in nats per step."""
     groups = grouped((row.kind, row) for row in rows if row.split == "train")
-    return {
-        f"force/{kind}/{part}": math.fsum(getattr(row, part) for row in members) / len(members)
-        for kind, members in groups.items()
-        for part in ("measured", "predicted", "residual", *PARTS)
-    }
+    means = {}
+    for kind, members in groups.items():
+        for part in ("measured", "predicted", "residual", *PARTS):
+            total = math.fsum(getattr(row, part) for row in members)
+            means[f"force/{kind}/{part}"] = total / len(members)
+    return means
 
 
 @torch.no_grad()
@@ -281,23 +279,24 @@ def step_validity(
     first, predicted = torch.cat(firsts), torch.cat(bent, dim=1)
 
     def measured(multiple: float) -> float:
-        place = policy.cast(
-            {name: torch.lerp(w, record.after[name], multiple) for name, w in start.items()}
-        )
-        moved = [watched.sums(watched.change(policy, place)) for watched in batches]
-        return _unexplained(torch.cat(moved), multiple * first)
+        moved = {name: torch.lerp(w, record.after[name], multiple) for name, w in start.items()}
+        place = policy.cast(moved)
+        changes = [watched.sums(watched.change(policy, place)) for watched in batches]
+        return _unexplained(torch.cat(changes), multiple * first)
 
-    shares = [
-        _unexplained(moved, multiple * first)
-        for multiple, moved in zip(_MULTIPLES, predicted, strict=True)
-    ]
+    shares = []
+    for multiple, moved in zip(_MULTIPLES, predicted, strict=True):
+        shares.append(_unexplained(moved, multiple * first))
     radius = crossing(_MULTIPLES, shares)
+    # Measured around the predicted radius, which is nearest in logarithms.
     middle = 1.0 if math.isnan(radius) else radius
-    nearest = min(
-        range(len(_MULTIPLES)), key=lambda place: abs(math.log(_MULTIPLES[place] / middle))
-    )
-    places = [nearest + offset for offset in _AROUND if 0 <= nearest + offset < len(_MULTIPLES)]
-    share_at = {_MULTIPLES[place]: measured(_MULTIPLES[place]) for place in places}
+    distances = [abs(math.log(multiple / middle)) for multiple in _MULTIPLES]
+    nearest = distances.index(min(distances))
+    share_at = {}
+    for offset in _AROUND:
+        if 0 <= nearest + offset < len(_MULTIPLES):
+            multiple = _MULTIPLES[nearest + offset]
+            share_at[multiple] = measured(multiple)
     return Validity(
         stage=stage,
         step=record.facts.step,
@@ -326,6 +325,7 @@ def crossing(
     """
     for (low, below), (high, above) in pairwise(zip(multiples, shares, strict=True)):
         if below <= bound < above:
-            start, stop = (math.log(max(share, 1e-30)) for share in (below, above))
-            return low * (high / low) ** ((math.log(bound) - start) / (stop - start))
+            start, stop = math.log(max(below, 1e-30)), math.log(above)
+            way = (math.log(bound) - start) / (stop - start)
+            return low * (high / low) ** way
     return math.nan

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -75,7 +76,8 @@ class ProbeSetConfig(BaseModel):
             raise ConfigError(
                 "kinds", list(self.kinds), "add chosen; y* and the gap are measured along it"
             )
-        if unlisted := [kind for kind in self.taken if kind not in self.kinds]:
+        unlisted = [kind for kind in self.taken if kind not in self.kinds]
+        if unlisted:
             raise ConfigError("taken", unlisted[0], "not in kinds; add it there, too")
         if self.writer_kinds and self.writer is None:
             raise ConfigError(
@@ -126,7 +128,7 @@ class ProbeSet:
     @property
     def counts(self) -> dict[str, float]:
         """Metrics: number of rows, of missing rows, and of rows with each flag."""
-        flags = Counter(flag for row in self.rows for flag in row.flags)
+        flags = Counter(chain.from_iterable(row.flags for row in self.rows))
         sizes = {"probes/rows": len(self.rows), "probes/missing": len(self.missing)}
         named = {f"probes/flag_{name}": count for name, count in sorted(flags.items())}
         return {name: float(count) for name, count in (sizes | named).items()}
@@ -188,7 +190,8 @@ def _taken(
     kinds: Sequence[Kind], watched: Sequence[Watched], extra: Sequence[ProbeRow]
 ) -> tuple[list[ProbeRow], list[Missing]]:
     by_key = {(row.split, row.pair_id, row.kind): row for row in extra}
-    if absent := [kind for kind in kinds if not any(kind == key[2] for key in by_key)]:
+    absent = [kind for kind in kinds if not any(kind == key[2] for key in by_key)]
+    if absent:
         raise ConfigError(
             "taken", absent[0], "the data have no rows of this kind; remove it from taken"
         )

@@ -69,9 +69,8 @@ def rows_from_policy(
         for pair, response in zip(promptable, responses, strict=True):
             flags = () if response.finished else ("cut",)
             rows.append(pair.made(kind, response.text, made_by, *flags))
-        missing += [
-            Missing.of(pair, kind, "the chosen answer has no words to rephrase") for pair in blank
-        ]
+        for pair in blank:
+            missing.append(Missing.of(pair, kind, "the chosen answer has no words to rephrase"))
     return rows, missing
 
 
@@ -164,20 +163,16 @@ def rows_from_writer(
 
     **Raises:** as `Endpoint.ask`.
     """
-    chosen_rows = [
-        (pair, kind)
-        for pair in watched
-        for kind in kinds
-        if kind not in OF_REJECTED or pair.example.rejected is not None
-    ]
-    promptable = [(pair, kind) for pair, kind in chosen_rows if _original(pair, kind)]
+    promptable, rows, missing = [], [], []
+    for pair in watched:
+        for kind in kinds:
+            if kind in OF_REJECTED and pair.example.rejected is None:
+                continue
+            if _original(pair, kind):
+                promptable.append((pair, kind))
+            else:
+                missing.append(Missing.of(pair, kind, "the answer to rewrite has no words"))
     answers = endpoint.ask([_request(pair, kind) for pair, kind in promptable], on_progress)
-    rows = []
-    missing = [
-        Missing.of(pair, kind, "the answer to rewrite has no words")
-        for pair, kind in chosen_rows
-        if not _original(pair, kind)
-    ]
     for (pair, kind), answer in zip(promptable, answers, strict=True):
         if isinstance(answer, Failure):
             missing.append(Missing.of(pair, kind, answer.reason))
@@ -201,7 +196,9 @@ def _text(answer: str) -> tuple[str, bool]:
 
 def _row(watched: Watched, kind: WriterKind, answer: Answered, made_by: str) -> ProbeRow:
     text, tagged = _text(answer.text)
-    flags = [*([] if tagged else ["untagged"]), *(["cut"] if answer.cut else [])]
+    flags = [] if tagged else ["untagged"]
+    if answer.cut:
+        flags.append("cut")
     return watched.made(kind, text, made_by, *flags)
 
 
