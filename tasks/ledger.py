@@ -236,7 +236,7 @@ def estimate(costs: Costs, config: LedgerJob, _: Reads) -> StageCost:
     entered = -(-training.steps // config.every)
     cost = costs.passes(entered * answers * costs.answer)
     every_step = config.every == 1
-    copies = 1 + ledger_copies(optimizer, functionals=1, responses=responses, whole=every_step)
+    copies = 1 + ledger_copies(optimizer, functionals=1, responses=responses, every_step=every_step)
     rank_bytes, host_bytes = frozen + copies * copy, 0
     if costs.machine.gpus:
         rank_bytes = frozen + (GPU_COPIES + (not every_step)) * copy
