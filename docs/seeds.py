@@ -5,7 +5,7 @@
 writes `deploy/studies/results/NAME.json` from the tables that the runs left in
 `.dynolab/reports`: every estimate and number that all of them have as its mean over seeds with
 Student's interval, which ends at 0 and 1 for areas under curves, shares of risen probability and
-wins. A claim appears, or does not, if it does so in every run.
+wins, and at −1 and 1 for correlations. A claim appears, or does not, if it does so in every run.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from dynolab.statistics import mean_interval  # noqa: E402
 from tasks.shared.result_table import write_table  # noqa: E402
 
 WITHIN_0_AND_1 = re.compile(r"(^|[/_])(auc|ladder|index|rates)(/|$)")
+CORRELATIONS = re.compile(r"/(spearman|partial)$")
 
 
 def over_seeds(name: str, seeds: Sequence[int], tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -42,8 +43,9 @@ def over_seeds(name: str, seeds: Sequence[int], tables: Sequence[dict[str, Any]]
     ]
     means = {f: mean_interval(np.array([own[f] for own in figures], float)) for f in shared}
     for figure, known in means.items():
-        if WITHIN_0_AND_1.search(figure):
-            means[figure] = replace(known, low=max(known.low, 0.0), high=min(known.high, 1.0))
+        least = 0.0 if WITHIN_0_AND_1.search(figure) else -1.0
+        if least == 0 or CORRELATIONS.search(figure):
+            means[figure] = replace(known, low=max(known.low, least), high=min(known.high, 1.0))
     return {
         "name": name,
         "seeds": list(seeds),
