@@ -112,8 +112,9 @@ def _environment(services: Services) -> dict[str, str]:
 
 def worker_arguments(pool: str, name: str | None = None) -> list[str]:
     """Arguments of `python -m prefect` that start a worker for a pool, also in containers."""
-    fixed = ["worker", "start", "--type", "process", "--install-policy", "never"]
-    return [*fixed, "--pool", pool, "--name", name or pool]
+    return (
+        f"worker start --pool {pool} --type process --name {name or pool} --install-policy never"
+    ).split()
 
 
 def _worker(home: Path, pool: str, environment: Mapping[str, str]) -> Service:

@@ -202,13 +202,10 @@ def _metrics(
     return by_label | between | lowest
 
 
-COPIES = AnalysisCopies(host=2)
-
-
 def estimate(costs: Costs, config: KernelJob, _: Reads) -> StageCost:
     """Directions of each updating pair, and their images at every observed one."""
     answers = config.updating_pairs * config.rank * (4 + 4 * config.observed_pairs)
-    return costs.analysis(answers, COPIES, beside=config.memory_bytes)
+    return costs.analysis(answers, AnalysisCopies(host=2), beside=config.memory_bytes)
 
 
 KERNEL = Stage("kernel", 3, measure_kernel, ("memory_bytes",), estimate)

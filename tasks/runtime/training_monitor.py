@@ -182,7 +182,7 @@ def follow(file: Path, run: RunTracker) -> None:
         if not file.exists() or (link.exists() and link.samefile(file)):
             return
         try:
-            write_aside(link, partial(os.link, file))
+            write_aside(link, partial(os.link, file), run.folder)
         except OSError:
             shutil.copyfile(file, link)
     except OSError as error:  # a full or broken disk must not end the training

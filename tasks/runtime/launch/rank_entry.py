@@ -64,7 +64,8 @@ def main(given: Program | None) -> None:
         if code != 0:
             reason = str(error) if isinstance(error, DynolabError) else None
             record = json.dumps({"time": time.time(), "exit_code": code, "reason": reason})
-            write_text_aside(program.failures / f"rank-{rank}.json", record)
+            folder = program.failures
+            write_text_aside(folder / f"rank-{rank}.json", record, folder)
         raise
 
 

@@ -123,16 +123,15 @@ class Progress:
 
     def cached(self, name: str, text: str = "") -> None:
         """Show that a stage's result comes from the store."""
-        self._say(name, text, "cached")
+        stage = StageProgress(name, None, self.displays)
+        stage.text = text
+        stage.close("cached")
 
     def note(self, name: str, text: str) -> None:
         """Show a remark on a stage that is about to begin."""
-        self._say(name, text, "noted")
-
-    def _say(self, name: str, text: str, outcome: Outcome) -> None:
         stage = StageProgress(name, None, self.displays)
         stage.text = text
-        stage.close(outcome)
+        stage.close("noted")
 
 
 class StepReporter:

@@ -191,7 +191,7 @@ class RunTracker:
         """
         copy = self.folder / "artifacts" / folder.strip("/") / file.name
         with self._logging(f"the artifact {file}"), self.writing:
-            write_aside(copy, partial(shutil.copyfile, file), folder=self.folder)
+            write_aside(copy, partial(shutil.copyfile, file), self.folder)
 
     def wait_created(self, timeout: float) -> bool:
         """Wait until `run_id` is known; returns False if it is not after `timeout` seconds.
@@ -209,7 +209,9 @@ class RunTracker:
 
     def save(self) -> None:
         """Write `run.json`; the caller holds `writing`."""
-        write_text_aside(self.folder / "run.json", json.dumps(asdict(self.record)))
+        # A folder that was sent and deleted, or set aside, must not come back.
+        content = json.dumps(asdict(self.record))
+        write_text_aside(self.folder / "run.json", content, self.folder)
 
     def release(self) -> None:
         """Let other processes send the folder."""
