@@ -225,23 +225,25 @@ def finding_authors() -> None:
 
 
 def finding_foresight() -> None:
-    """How well rankings before training predict which chosen answers fall."""
+    """How well rankings before training tell how far chosen answers fall."""
     rankings = {
         "force of all pairs": "from_all",
-        "the pair's push-down": "push_down",
+        "words shared with rejected answers": "word_overlap",
+        "log π of the chosen answer": "chosen_logp",
+        "… per token": "chosen_logp_per_token",
         "CHES": "ches",
-        "how likely the answers were": "likelihood_gap",
     }
-    _, axes = plt.subplots(1, 2, figsize=(10, 2.8), sharey=True, sharex=True)
+    _, axes = plt.subplots(1, 2, figsize=(10, 3.4), sharey=True, sharex=True)
     titles = {"seeds-builtin": "built-in world", "seeds-tinystories": "HH, story model"}
     for axis, (table, title) in zip(axes, titles.items(), strict=True):
-        rows = [
-            (label, estimate(table, f"foresight/foresight/train/{name}/auc"), UP)
-            for label, name in rankings.items()
-        ]
-        forest(axis, rows, "AUC: chosen answers that fall (0.5 is chance)", 0.5)
+        rows = []
+        for label, name in rankings.items():
+            for split, color, where in (("train", UP, ""), ("heldout", DOWN, ", held out")):
+                known = estimate(table, f"foresight/foresight/{split}/{name}/spearman")
+                rows.append((label + where, known, color))
+        forest(axis, rows, "rank correlation with the falls (0 is chance)", 0.0)
         axis.set_title(title, fontsize=11)
-        axis.set_xlim(0.2, 1.05)
+        axis.set_xlim(-1.05, 1.05)
 
 
 def finding_remedies() -> None:

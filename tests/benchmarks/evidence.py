@@ -13,6 +13,10 @@ Prints one JSON object; nothing is run but the comparison of texts and tables.
   decide the share `claims_decided_on_authors_logs`.
 - `headline_seeds_min`: seeds of the tables that README's figures are from, the fewest.
 - `studies_without_result`: study files without a kept table.
+- `verdicts_with_q`: of the table's cells with an interval, those with a false discovery rate.
+  `rankings_with_trivial_baselines`: of the tables with rankings of pairs, those with trivial ones.
+  `force_adds_over_trivial`: partial rank correlations. `remedies_that_win_held_out`: of
+  `remedies_judged_held_out` where the baseline's margin grows held out.
 - `lds_groups`: groups left out for the LDS in the texts; `baselines_compared`: other estimates of
   influence beside the ledger's there.
 """
@@ -20,8 +24,10 @@ Prints one JSON object; nothing is run but the comparison of texts and tables.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from docs import claims
+from dynolab.audit.foresight import TRIVIAL
 from tests.benchmarks.figures import ROOT, STUDIES, report
 from tests.deploy.test_findings import SOURCE, TEXTS, check, figures_of, paragraphs
 
@@ -30,6 +36,8 @@ AT_LEAST = {
     "claims_decided_builtin": 0.9,
     "claims_decided_real_text": 0.75,
     "verdicts_with_q": 1.0,
+    "rankings_with_trivial_baselines": 1.0,
+    "remedies_judged_held_out": 12,
     "claims_tried_on_authors_logs": 12,
     "headline_seeds_min": 5,
     "lds_groups": 40,
@@ -64,6 +72,51 @@ def decided(rows: list[list[claims.Cell]]) -> float:
     tried = [cells for cells in rows if cells]
     open_ones = ("unclear", "not measured")
     return sum(any(c.outcome not in open_ones for c in cells) for cells in tried) / len(tried)
+
+
+def force_adds(tables: dict[str, dict[str, Any]]) -> dict[str, list[float]]:
+    """Partial rank correlation of the force of all pairs, given the best ranking without gradients,
+    by table over seeds and split."""
+    added = {}
+    for name, table in tables.items():
+        for split in ("train", "heldout"):
+            known = table["estimates"].get(f"foresight/foresight/{split}/from_all/partial")
+            if known is not None:
+                added[f"{name}/{split}"] = [known["mean"], known["low"], known["high"]]
+    return added
+
+
+def with_trivial_rankings(tables: dict[str, dict[str, Any]]) -> float:
+    """Of the tables with rankings of pairs, the share that has the trivial ones beside."""
+    figures = [{**table["estimates"], **table["numbers"]} for table in tables.values()]
+    ranked = [known for known in figures if any("/from_all/spearman" in name for name in known)]
+    complete = [
+        known
+        for known in ranked
+        if all(
+            any(f"train/{ranking}/" in name for name in known)
+            for ranking in TRIVIAL
+            if ranking != "chosen_tokens"  # all of one length have no rank
+        )
+    ]
+    return len(complete) / len(ranked)
+
+
+def winners(tables: dict[str, dict[str, Any]]) -> tuple[list[str], int]:
+    """Remedies whose held-out answers clearly win against the baseline's, where its margin grows
+    held out and a rule judges; and how many were judged."""
+    won, judged = [], 0
+    for name, table in tables.items():
+        known = table["estimates"]
+        margin = known.get("means/dpo/heldout/margin")
+        if margin is None or margin["low"] <= 0:
+            continue
+        for figure, share in known.items():
+            if figure.startswith("means/") and figure.endswith("/heldout/won"):
+                judged += 1
+                if share["low"] is not None and share["low"] > 0.5:
+                    won.append(f"{name}/{figure.split('/')[1]}")
+    return won, judged
 
 
 def with_q(rows: list[list[claims.Cell]]) -> float:
@@ -101,6 +154,10 @@ def main() -> None:
             "claims_decided_builtin": decided(builtin),
             "claims_decided_real_text": decided(text),
             "verdicts_with_q": with_q(rows),
+            "rankings_with_trivial_baselines": with_trivial_rankings(tables),
+            "force_adds_over_trivial": force_adds(tables),
+            "remedies_that_win_held_out": winners(tables)[0],
+            "remedies_judged_held_out": winners(tables)[1],
             "claims_tried_on_authors_logs": sum(map(bool, authors)),
             "claims_decided_on_authors_logs": decided(authors),
             "headline_seeds_min": min(seeds[str(table)] for table in headlines),
