@@ -108,6 +108,7 @@ class ArmConfig(StageConfig):
             dropped=self.filter and self.filter.drop,
             named=self.filter.pairs if self.filter else (),
             random=self.filter and self.filter.random,
+            weighed=self.filter is not None and self.filter.weigh,
             alarm=self.alarm,
             learning_rate=self.learning_rate,
             warmup_steps=self.warmup_steps,
@@ -277,11 +278,16 @@ def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
 
 
 def study_command(label: str, arm: ArmFacts, steps: int) -> str:
-    """The command that trains a study as a run of the comparison was trained.
+    """The command that trains a study as a run of the comparison was trained; empty where a study
+    has no setting for that: another start than SFT's or the base model, or pairs that are sampled.
 
     The study has a name of its own, so that its page replaces no other.
     """
+    if arm.start in ("extended", "extended_half") or arm.pairs != "given":
+        return ""
     left_out: dict[str, Any] = {"by": arm.filtered_by, "drop": arm.dropped}
+    if arm.weighed:
+        left_out = {"by": arm.filtered_by, "weigh": True}
     if arm.named:
         left_out = {"pairs": list(arm.named)}
     elif arm.random is not None:
@@ -290,7 +296,9 @@ def study_command(label: str, arm: ArmFacts, steps: int) -> str:
         "name": f"trained-as-{label}",
         "preference.objective": changed_settings(arm.objective),
         "preference.steps": steps,
+        "preference.optimizer.learning_rate": arm.learning_rate,
         "preference.warmup_steps": arm.warmup_steps,
+        "preference.alarm": arm.alarm and arm.alarm.model_dump(exclude_defaults=True),
         "preference_filter": left_out if arm.filtered_by else None,
     }
     options = (
@@ -298,7 +306,10 @@ def study_command(label: str, arm: ArmFacts, steps: int) -> str:
         for name, value in settings.items()
         if value is not None
     )
-    return " ".join([f"{invocation()} study FILE", *(f"--set {option}" for option in options)])
+    without_sft = ["--set sft=null"] if arm.start == "base" else []
+    return " ".join(
+        [f"{invocation()} study FILE", *without_sft, *(f"--set {option}" for option in options)]
+    )
 
 
 MITIGATION_PAGE = Stage("mitigation-page", 30, mitigation_page)

@@ -56,9 +56,8 @@ class ArmFacts(Row):
     """Settings of one arm of a comparison.
 
     `dropped` is the share of pairs that the ranking `filtered_by` left out, unless they were
-    `named` (`id`) or drawn at random
-    (`random`). `learning_rate`, `warmup_steps` and `updates_per_rollout` are None if the arm
-    does not set its own.
+    `named` (`id`) or drawn at random (`random`); `weighed` pairs are all there. `learning_rate`,
+    `warmup_steps` and `updates_per_rollout` are None if the arm does not set its own.
     """
 
     objective: RowObjectiveConfig
@@ -68,6 +67,7 @@ class ArmFacts(Row):
     dropped: float | None = None
     named: tuple[str, ...] = ()
     random: int | None = None
+    weighed: bool = False
     alarm: AlarmConfig | None = None
     learning_rate: float | None = None
     warmup_steps: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from pathlib import Path
 
@@ -11,12 +12,14 @@ from dynolab.errors import ConfigError
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.grpo import GRPOConfig
 from dynolab.report.ledger.fallen import fallen_accounts, strongest_pullers
+from dynolab.training.alarm import AlarmConfig
 from flows.forces import ForcesParameters
-from flows.mitigation import MitigationParameters, mitigation_steps, remedies_file
+from flows.mitigation import ARMS, MitigationParameters, mitigation_steps, remedies_file
 from flows.parameters.parse import load_parameters
 from flows.study.parameters import StudyParameters, resolved
 from flows.study.steps import study_steps
-from tasks.audit import FILTER
+from tasks.arm import ArmConfig, OnPolicyConfig, study_command
+from tasks.audit import FILTER, FilterConfig
 from tasks.report import map_command, with_named_arm
 from tasks.runtime.work import StageResult
 from tests.report.ledgers import write_ledger
@@ -100,6 +103,32 @@ def test_the_studys_account_adds_an_arm_without_the_pairs_that_it_names(tmp_path
     fallen = [account.row.name for account in fallen_accounts(ledger)]
     assert comparison.follow and set(comparison.follow) <= set(fallen)
     assert with_named_arm(remedies_file(study()), None) == remedies_file(study())
+
+
+OTHER_ARMS = {
+    "slower": ArmConfig(learning_rate=1e-3, warmup_steps=2),
+    "from-base": ArmConfig(start="base", alarm=AlarmConfig(rise=1.5)),
+    "weighed": ArmConfig(filter=FilterConfig(by="on_all", weigh=True)),
+    "without": ArmConfig(filter=FilterConfig(pairs=("train-0001",))),
+    "control": ArmConfig(filter=FilterConfig(random=3)),
+}
+
+
+@pytest.mark.parametrize("label", [*ARMS, *OTHER_ARMS])
+def test_a_printed_command_trains_as_its_run_did_or_none_is_printed(label: str) -> None:
+    arm = (ARMS | OTHER_ARMS)[label]
+    before = study()
+    command = study_command(label, arm.facts, before.preference.steps)
+    if arm.start.startswith("extended") or arm.pairs != "given":
+        assert command == ""
+        return
+    words = shlex.split(command)
+    options = [word for flag, word in itertools.pairwise(words) if flag == "--set"]
+    after = study(*options)
+    assert (after.sft is None) == (arm.start == "base")
+    assert after.preference_filter == arm.filter
+    trained = arm.training(before.preference, OnPolicyConfig(), before.preference.seed)
+    assert after.preference == trained
 
 
 def test_named_pairs_are_left_out_without_an_audit() -> None:

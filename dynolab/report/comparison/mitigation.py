@@ -181,7 +181,8 @@ def _words(
 ) -> tuple[Words, str | None]:
     """The page's texts, which name these numbers, and the recommended run, if one is."""
     useless = unlearned(figures, compared.others)
-    learned = [run for run in compared.others if run not in useless]
+    controls = {removal.control for removal in removals(compared)}
+    learned = [run for run in compared.others if run not in useless and run not in controls]
     ranked = standings(figures, learned, compared.baseline)
     best = ranked[0].run if ranked and ranked[0].recommended else None
     reached = any(figures.mean(run, "matched/margin").n for run in learned)
