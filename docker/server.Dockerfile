@@ -17,7 +17,7 @@ RUN python -m venv /home/dynolab/venv \
     && pip install --no-cache-dir --no-deps --require-hashes --requirement locks/servers.lock
 
 # The program that serves needs this much of the project.
-COPY --chown=1000 dynolab/__init__.py dynolab/errors.py dynolab/
+COPY --chown=1000 dynolab/__init__.py dynolab/__init__.pyi dynolab/errors.py dynolab/
 COPY --chown=1000 tasks/__init__.py tasks/
 COPY --chown=1000 tasks/runtime/__init__.py tasks/runtime/
 COPY --chown=1000 tasks/runtime/servers/__init__.py tasks/runtime/servers/guard.py \

@@ -43,7 +43,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONGEST = (
     "flows/test_readme_runs.py",  # and with it all of ON_SERVERS
-    "real/test_hh_tinystories.py",
     "flows/test_recorded_steps.py",
     "explorer/test_browser_explorer.py",
     "flows/test_ledger_flow.py",

@@ -246,7 +246,7 @@ def test_the_servers_image_has_all_of_the_project_that_its_program_needs(tmp_pat
     text = (ROOT / "docker/server.Dockerfile").read_text().replace("\\\n", " ")
     for sources, folder in re.findall(r"^COPY --chown=1000 (.*) (\S+/)$", text, re.MULTILINE):
         for source in sources.split():
-            if source.endswith(".py"):
+            if source.endswith((".py", ".pyi")):
                 (tmp_path / folder).mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / source, tmp_path / folder)
     program = (

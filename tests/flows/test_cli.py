@@ -127,7 +127,7 @@ def study(*changes: str, config: Path = SMALL) -> list[str]:
     [
         (
             "preference.objective.name=dpoo",
-            "preference.objective.name = 'dpoo': choose one of 'sft', 'sft_extended', 'dpo', ",
+            "preference.objective.name = 'dpoo': choose one of 'sft', 'dpo', 'robust_dpo', ",
         ),
         (
             "preference.objective.betta=1",

@@ -10,10 +10,9 @@ from dynolab.errors import ConfigError
 from dynolab.objectives.registry import PAIR_OBJECTIVES, RowConfig, names_of
 from dynolab.report.style import objective_name
 from flows.parameters.parse import load_parameters, parse_parameters
-from flows.study.flow import PREFERENCE_OBJECTIVES, STUDY
+from flows.study.flow import PREFERENCE_OBJECTIVES, STUDY, TrainParameters
 from flows.study.parameters import StudyParameters, resolved
 from flows.study.steps import study_steps
-from flows.study.train import TrainParameters
 from tests.flows.analysed import Analysed
 from tests.flows.in_process import InProcess
 from tests.flows.lab import ROOT, SMALL as SMALL_FILE

@@ -101,7 +101,10 @@ def test_a_result_holds_no_tensor_of_its_recorded_steps(lab: Analysed, dpo: Stag
     "changes",
     [
         {"lora": LoraConfig(rank=2), "optimizer": OptimizerConfig(name="adamw", epsilon=1e-6)},
-        pytest.param({"engine": EngineConfig(ranks=2, dtype="bf16")}, marks=pytest.mark.ranks),
+        pytest.param(
+            {"engine": EngineConfig(ranks=2, dtype="bf16")},
+            marks=[pytest.mark.ranks, pytest.mark.study],
+        ),
     ],
     ids=["adamw on adapters", "ranks in bf16"],
 )

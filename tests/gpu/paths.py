@@ -14,6 +14,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from dynolab.forces import (
     step_layers,
     step_validity,
 )
-from dynolab.forces.ledger import responses, step_account
+from dynolab.forces.ledger import recorded_map, responses
 from dynolab.forces.ledger.account import Ledger
 from dynolab.forces.ledger.pushes import example_pushes
 from dynolab.functions import ALLOWED
@@ -44,7 +45,7 @@ from dynolab.objectives.dpo import DPO
 from dynolab.objectives.pairs import Answers, Pairs
 from dynolab.probes.score import score_probes
 from dynolab.rollouts.decoding import SampleConfig, sample_responses
-from dynolab.training.loop import Trainer
+from dynolab.training.step_passes import StepPasses
 from dynolab.training.step_record import StepRecord
 from tests.forces.families import DPO_LOSS, Case, build
 from tests.forces.lora import adapted
@@ -89,7 +90,7 @@ def micro_batch(name: str, folder: Path) -> dict[str, float]:
     """Waits and copies of a step with one micro-batch, the average over steps."""
     make_files(folder)
     counts = {"waits": 0, "copies": 0}
-    accumulate = Trainer._accumulate
+    accumulate = StepPasses.accumulate
 
     def counted(*args: Any) -> Any:
         before = {kind: LOG[kind].total() for kind in counts}
@@ -101,7 +102,7 @@ def micro_batch(name: str, folder: Path) -> dict[str, float]:
     plain = {"steps": STEPS, "checkpoint_every": 0, "record_steps": []}
     size = small_training(name).batch_size
     config = small_training(name, micro_batch_size=size, **plain)
-    with patch.object(Trainer, "_accumulate", counted):
+    with patch.object(StepPasses, "accumulate", counted):
         run(make_job(folder, folder / "trained", config))
     return {kind: count / STEPS for kind, count in counts.items()}
 
@@ -178,7 +179,9 @@ def ledger(_: Path) -> None:
     lines = []
     for room, make in ((2**30, policy_of), (0, policy_of), (2**30, streamed_policy)):
         bytes_of = {"memory_for": lambda _, room=room: room}
-        with patch.multiple(step_account, **bytes_of), patch.multiple(responses, **bytes_of):
+        with ExitStack() as patched:
+            for module in (recorded_map, responses):
+                patched.enter_context(patch.multiple(module, **bytes_of))
             entries = Ledger(make(), FUNCTIONALS, by_token=[0])
             lines.append(torch.cat([entries.enter(step).lines.cpu() for step in reversed(steps)]))
     for other in lines[1:]:

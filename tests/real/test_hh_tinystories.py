@@ -255,6 +255,7 @@ def check_all(lab: Lab) -> None:
     check_mlflow(lab)
 
 
+@pytest.mark.study
 def test_a_few_steps(
     tmp_path: Path, s3_bucket: str, s3_server: str, mlflow_server: MlflowServer
 ) -> None:

@@ -47,7 +47,7 @@ def test_the_papers_kinds_are_taken_over_and_the_policys_made_anew(
         pairs=12,
         max_new_tokens=24,
     )
-    built = build_probe_set(config, data.pairs, data.heldout, given=data.probes, policy=policy)
+    built = build_probe_set(config, data.pairs, data.heldout, extra=data.probes, policy=policy)
     assert Counter(row.kind for row in built.rows) == dict.fromkeys(KINDS, 24)
     assert built.missing == []
     stored = {(row.pair_id, row.kind): row.response for row in data.probes}
