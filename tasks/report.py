@@ -6,6 +6,7 @@ import json
 import shlex
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,8 @@ def with_named_arm(remedies: str, ledger: LedgerReader | None) -> str:
         "without-random": {"random": len(named)},
         "without-similar": {"pairs": similar_pairs(ledger, len(named))},
     }
-    arms = {label: baseline | {"filter": removal} for label, removal in removals.items()}
+    # Copies: a file in which they share one object would have anchors and aliases.
+    arms = {label: deepcopy(baseline) | {"filter": removal} for label, removal in removals.items()}
     fallen = grouped((account.row.split, account.row.name) for account in fallen_accounts(ledger))
     follow = {"follow": [name for names in fallen.values() for name in names[:FOLLOWED]]}
     added = textwrap.indent(yaml.safe_dump(arms, sort_keys=False), "  ")

@@ -91,6 +91,7 @@ def test_the_studys_account_adds_an_arm_without_the_pairs_that_it_names(tmp_path
     assert named.objective == baseline.objective
     assert named.filter is not None
     assert list(named.filter.pairs) == strongest_pullers(ledger) != []
+    assert "&" not in text and "*" not in text
     control, similar = arms["without-random"], arms["without-similar"]
     assert control.filter is not None and similar.filter is not None
     assert control.filter.random == len(similar.filter.pairs) == len(named.filter.pairs)
