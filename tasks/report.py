@@ -95,7 +95,8 @@ def with_named_arm(remedies: str, ledger: LedgerReader | None) -> str:
     is to follow, and training without the pairs that pulled them down.
 
     Beside it stand its controls: as many pairs drawn at random, others with every seed, and as many
-    whose words are most like the fallen answers'. Fewer pairs alone change a training, too.
+    whose words are most like the fallen answers'. Fewer pairs alone change a training, too. There
+    are none of these runs for the built-in world, of which every seed draws its own pairs.
 
     **Arguments:** `remedies`: the file's text, which ends with its arms, the baseline first.
     """
@@ -104,17 +105,20 @@ def with_named_arm(remedies: str, ledger: LedgerReader | None) -> str:
     named = strongest_pullers(ledger) if ledger is not None else []
     if ledger is None or not named:
         return remedies
-    baseline = next(iter(yaml.safe_load(remedies)["arms"].values()))
+    settings = yaml.safe_load(remedies)
+    baseline = next(iter(settings["arms"].values()))
     removals = {
         "without-named": {"pairs": named},
         "without-random": {"random": len(named)},
         "without-similar": {"pairs": similar_pairs(ledger, len(named))},
     }
+    if settings["data"].get("source") == "world":
+        removals = {}  # each seed has a world of its own, in which an id is another pair
     # Copies: a file in which they share one object would have anchors and aliases.
     arms = {label: deepcopy(baseline) | {"filter": removal} for label, removal in removals.items()}
     fallen = grouped((account.row.split, account.row.name) for account in fallen_accounts(ledger))
     follow = {"follow": [name for names in fallen.values() for name in names[:FOLLOWED]]}
-    added = textwrap.indent(yaml.safe_dump(arms, sort_keys=False), "  ")
+    added = textwrap.indent(yaml.safe_dump(arms, sort_keys=False), "  ") if arms else ""
     return remedies + added + yaml.safe_dump(follow)
 
 

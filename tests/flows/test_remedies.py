@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dynolab.errors import ConfigError
 from dynolab.objectives.dpo import DPOConfig
@@ -82,28 +83,44 @@ def test_the_first_seed_starts_from_the_studys_results(
 
 def test_the_studys_account_adds_an_arm_without_the_pairs_that_it_names(tmp_path: Path) -> None:
     ledger = write_ledger(tmp_path)
-    text = with_named_arm(remedies_file(study()), ledger)
+    of_rows = yaml.safe_load(remedies_file(study())) | {"data": {"source": "file", "path": "pairs"}}
+    arms = of_rows.pop("arms")
+    text = with_named_arm(yaml.safe_dump(of_rows) + yaml.safe_dump({"arms": arms}), ledger)
+    assert "&" not in text and "*" not in text
+    settings = yaml.safe_load(text)
+    baseline = ArmConfig.model_validate(settings["arms"]["as-it-was"])
+    named, control, similar = (
+        ArmConfig.model_validate(settings["arms"][f"without-{what}"])
+        for what in ("named", "random", "similar")
+    )
+    assert named.objective == control.objective == similar.objective == baseline.objective
+    assert named.filter and control.filter and similar.filter
+    assert list(named.filter.pairs) == strongest_pullers(ledger) != []
+    assert control.filter.random == len(similar.filter.pairs) == len(named.filter.pairs)
+    fallen = [account.row.name for account in fallen_accounts(ledger)]
+    assert settings["follow"] and set(settings["follow"]) <= set(fallen)
+    assert with_named_arm(remedies_file(study()), None) == remedies_file(study())
+
+
+def test_pairs_of_one_world_are_not_left_out_of_another(tmp_path: Path) -> None:
+    """Every seed of a comparison has a built-in world of its own, whose ids are other pairs."""
+    text = with_named_arm(remedies_file(study()), write_ledger(tmp_path))
     file = tmp_path / "remedies.yaml"
     file.write_text(text)
     comparison = load_parameters(MitigationParameters, file, [])
-    arms = comparison.arms
-    named, baseline = arms["without-named"], arms["as-it-was"]
-    assert named.objective == baseline.objective
-    assert named.filter is not None
-    assert list(named.filter.pairs) == strongest_pullers(ledger) != []
-    assert "&" not in text and "*" not in text
-    control, similar = arms["without-random"], arms["without-similar"]
-    assert control.filter is not None and similar.filter is not None
-    assert control.filter.random == len(similar.filter.pairs) == len(named.filter.pairs)
+    assert not [label for label in comparison.arms if label.startswith("without")]
+    assert comparison.follow
+
+
+def test_random_pairs_are_drawn_anew_for_every_seed() -> None:
+    control = ArmConfig(filter=FilterConfig(random=3))
+    comparison = MitigationParameters(arms={"as-it-was": ArmConfig(), "control": control})
     drawn = [
         step.config.seed
         for step in mitigation_steps(comparison)
-        if step.name.startswith("without-random") and step.stage is FILTER
+        if step.name.startswith("control") and step.stage is FILTER
     ]
     assert drawn == list(comparison.seeds)
-    fallen = [account.row.name for account in fallen_accounts(ledger)]
-    assert comparison.follow and set(comparison.follow) <= set(fallen)
-    assert with_named_arm(remedies_file(study()), None) == remedies_file(study())
 
 
 OTHER_ARMS = {
