@@ -59,8 +59,9 @@ class DesignedDose(Watching):
     The trainer's log has `dose/rejected`, the mean dose, and in nats of the sample's mean log π:
 
     - `dose/others`: the change by the step, of passes before and after it.
-    - `dose/others_whole`: about that with whole pushes: to first order, and at the step's own clip
-      factor and second moments, which whole pushes would change.
+    - `dose/others_whole`: about what it would have been with whole pushes: `dose/others` less what
+      the doses spared, to first order and at the step's own clip factor and second moments, which
+      whole pushes would change.
     - `dose/momentum`: what momentum and weight decay do, to first order, in steps that draw a
       sample.
 
@@ -113,10 +114,12 @@ class DesignedDose(Watching):
             encoder = Encoder(tokenizer, context_of(trainer), "drop")
             self._examples = [row.chosen for row in encoder.examples(examples)]
         self._protected: ProtectedSample | None = None
+        # Of each backward pass of a step: the mean dose, and sums over its tokens of what they do
+        # to the sample undosed, dosed, and dosed without their signs.
         self._effects: list[Float[Tensor, " 4"]] = []
         self._step: _Step | None = None
         self._handles: list[Any] = []
-        self._busy = False
+        self._busy = False  # our own forwards come through the hooks, too
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -133,7 +136,7 @@ class DesignedDose(Watching):
         self._effects, self._step = [], None
         self._is_fresh = False
         if self._protected is not None:
-            self._protected.direction = {}
+            self._protected.direction = {}  # empty: to be taken anew
             if state.global_step % self.every == 0:
                 self._protected.slope = {}
 
@@ -187,6 +190,7 @@ class DesignedDose(Watching):
         self._protected = ProtectedSample(self._model, optimizer, answers, self.sample)
         weights = [p for p in self._model.parameters() if p.is_floating_point()]
         narrow = any(torch.finfo(p.dtype).bits < 32 for p in weights)
+        # The trainer's outputs are rounded to 16 bits, and no start for a small difference.
         self._rounded = narrow or trainer.accelerator.mixed_precision != "no"
         self._optimizer_view = TrainerOptimizer(trainer, self._protected.trained)
         self._clipping = trainer.accelerator.clip_grad_norm_
@@ -237,12 +241,14 @@ class DesignedDose(Watching):
                 self._is_fresh = True
             if not protected.direction:
                 protected.point()
+            # How far along the direction: so that the sample's mean gains REACH √ε nats.
             reach = REACH * torch.finfo(torch.float32).eps ** 0.5 / protected.rise
             start = outputs.detach()
             if self._rounded:
                 start = self._outputs(0.0, arguments, named)
+            # ∂z along the direction, of every output z.
             slope = (self._outputs(reach, arguments, named) - start) / reach
-            if not self._is_smooth:
+            if not self._is_smooth:  # tried once
                 farther = (self._outputs(2 * reach, arguments, named) - start) / (2 * reach)
                 self._is_smooth = is_smooth(slope, farther)
         outputs.register_hook(lambda gradient: self._dosed(gradient, slope))
@@ -269,10 +275,16 @@ class DesignedDose(Watching):
         gradient: Outputs,
         slope: Outputs,
     ) -> Outputs:
+        """The same, with what the tokens do to the sample noted.
+
+        A step −P ∂L/∂θ through a token's outputs z moves the sample's mean log π q by
+        `−⟨∂L/∂z, ∂z · P ∂q/∂θ⟩`, as P is symmetric; `slope` is `∂z · P ∂q/∂θ`.
+        """
         rows, width = gradient.shape[:2]
-        # By token: what the step does to the sample, and how hard it pushes.
+        # By token: this effect, and how hard the loss pushes.
         effect = -(gradient * slope).view(rows, width, -1).sum(-1).cpu()
         push = gradient.view(rows, width, -1).abs().sum(-1).cpu()
+        # Chosen answers are the first half of the rows, rejected ones the second, in the same order.
         pair = torch.arange(rows).remainder(rows // 2)[:, None].expand_as(effect)
         rejected = (torch.arange(rows) >= rows // 2)[:, None].expand_as(effect)
         used = push > 0
@@ -287,11 +299,18 @@ class DesignedDose(Watching):
         return gradient * dose.to(gradient).view(rows, width, *[1] * (gradient.dim() - 2))
 
     def _read_step(self) -> _Step | None:
-        """The step between its gradient and its update."""
+        """The step between its gradient and its update.
+
+        With q the sample's slope, d = P q its direction and g the dosed gradient of all of the loss:
+        `momentum` is what momentum and weight decay do, ⟨q, history⟩; `projection` is −⟨d, g⟩, what
+        the gradient was foreseen to do; `foreseen` is Σ|d_j g_j|, and `way` is Σ|q_j scale_j g_j|,
+        the same by the optimizer's map of this very step.
+        """
         gradients, trainer = self._optimizer_view.gradients(), self.trainer
         protected = self._protected
         assert protected is not None
-        # Clipping divides by the scale of fp16; without it the optimizer's step does.
+        # Gradients here: clipping has divided them by the scale of fp16; without it the optimizer's
+        # step does.
         scale = 1.0 if trainer.args.max_grad_norm else gradients.scale
         if not self._effects:
             if not any(bool(gradient.any()) for gradient in gradients.by_name.values()):
@@ -304,6 +323,7 @@ class DesignedDose(Watching):
                     continue
                 slope, state = protected.slope[name].flatten(), protected.state(p)
                 gradient = gradients.by_name[name].to(slope) / scale
+                # The factor 1 stands for the clip: `gradient` is clipped already.
                 step = optimizer_map(
                     UpdateFacts(int(state.get("step", 0)), float(group["lr"]), 1.0, config),
                     p.detach().to(slope).flatten(),
@@ -316,13 +336,16 @@ class DesignedDose(Watching):
                 foreseen += total(along.abs())
                 projection -= total(along)
         effects = torch.stack(self._effects)
+        # The dose is a mean over backward passes, effects are sums, of a loss times the fp16 scale.
         mean = torch.cat([effects[:, :1].mean(0), effects[:, 1:].sum(0) / gradients.scale])
         dose, undosed, dosed, size = (
             distributed.add_up(mean.to(self._device)) / distributed.world_size()
         ).tolist()
-        # Both by the gradient before clipping. How far the optimizer really goes with it, beside
-        # how far it was foreseen to go, is the unit of what was foreseen.
+        # Effects are of the gradient before clipping, and d is right up to a factor. In nats an
+        # effect is times `unit`: the way that the optimizer really goes, over the foreseen one; both
+        # of these are of the clipped gradient.
         unit = gradients.clip * way / foreseen if foreseen else 0.0
+        # The tokens' effects, beside that of the gradient as a whole.
         if abs(projection / gradients.clip - dosed) > UNSEEN * size and not self._has_warned:
             self._has_warned = True
             _log.warning(
