@@ -341,9 +341,9 @@ class DesignedDose(Watching):
         dose, undosed, dosed, size = (
             distributed.add_up(mean.to(self._device)) / distributed.world_size()
         ).tolist()
-        # Effects are of the gradient before clipping, and d is right up to a factor. In nats an
-        # effect is times `unit`: the way that the optimizer really goes, over the foreseen one; both
-        # of these are of the clipped gradient.
+        # Effects are of the gradient before clipping, and d is right up to a factor. `unit` makes
+        # nats of them: the clip factor, times the way that the optimizer really goes with the
+        # clipped gradient over the foreseen one.
         unit = gradients.clip * way / foreseen if foreseen else 0.0
         # The tokens' effects, beside that of the gradient as a whole.
         if abs(projection / gradients.clip - dosed) > UNSEEN * size and not self._has_warned:

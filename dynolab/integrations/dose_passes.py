@@ -72,7 +72,8 @@ def without_autocast(model: nn.Module, device: torch.device) -> Iterator[None]:
 def evaluating(model: nn.Module) -> Iterator[None]:
     """While open, the model is in eval mode, without dropout.
 
-    Layers whose passes are checkpointed stay in training mode: transformers checkpoints in it alone.
+    Layers whose passes are checkpointed stay as they are: transformers checkpoints in training
+    mode alone.
     """
     modes = [(module, module.training) for module in model.modules()]
     try:
