@@ -284,7 +284,7 @@ class DesignedDose(Watching):
         # By token: this effect, and how hard the loss pushes.
         effect = -(gradient * slope).view(rows, width, -1).sum(-1).cpu()
         push = gradient.view(rows, width, -1).abs().sum(-1).cpu()
-        # Chosen answers are the first half of the rows, rejected ones the second, in the same order.
+        # Chosen answers are the first half of the rows, rejected ones the second, pair by pair.
         pair = torch.arange(rows).remainder(rows // 2)[:, None].expand_as(effect)
         rejected = (torch.arange(rows) >= rows // 2)[:, None].expand_as(effect)
         used = push > 0
@@ -301,7 +301,7 @@ class DesignedDose(Watching):
     def _read_step(self) -> _Step | None:
         """The step between its gradient and its update.
 
-        With q the sample's slope, d = P q its direction and g the dosed gradient of all of the loss:
+        With q the sample's slope, d = P q its direction and g the dosed gradient of all the loss:
         `momentum` is what momentum and weight decay do, ⟨q, history⟩; `projection` is −⟨d, g⟩, what
         the gradient was foreseen to do; `foreseen` is Σ|d_j g_j|, and `way` is Σ|q_j scale_j g_j|,
         the same by the optimizer's map of this very step.

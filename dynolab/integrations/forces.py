@@ -295,7 +295,8 @@ class ForceCallback(Watching):
         self._live = TrainerPasses(
             self._route,
             model,
-            wrapped if hasattr(wrapped, "_orig_mod") else model,  # torch.compile's calls itself
+            # Of a compiled model hooks are around the compiled call.
+            wrapped if hasattr(wrapped, "_orig_mod") else model,
             arithmetic=trainer.compute_loss_context_manager,
             rounding=ROUNDED[self._sixteen_bit],
             temperature=float(getattr(trainer, "temperature", 1.0)),

@@ -36,10 +36,10 @@ SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
 class ScaledGradients:
     """Gradients as they are read right before the step, flat, by parameter.
 
-    With g the gradient of the loss that the backward passes differentiate, this rank's mean over
-    all ranks: `by_name` is `factor · g` (the clip factor, where it is clipped already, else 1), the
-    step makes `clip · g` of it, as `clipping` says, and that loss is `scale` times the trainer's
-    own (fp16) as far as `clip` does not take it back.
+    With g the gradient of a loss, averaged over the ranks: `by_name` is `factor · g` (`factor` is
+    `clip` where it is clipped already, else 1), the step goes by `clip · g`, as `clipping` says,
+    and the backward passes differentiate `scale` times that loss. DeepSpeed's is the scaled loss,
+    whose scale is in `clip`.
     """
 
     by_name: Mapping[str, Float[Tensor, " size"]]

@@ -218,10 +218,10 @@ class Ledger:
         tokens = list(self._tokens(record, responses, step, sensitivity, pulled, lines_of))
         tokens.sort(key=lambda split: (split.functional, split.response))
         sources = []
-        for place in sorted(start_terms):  # counted from the first functional of this turn
+        # Places are counted from the first functional of this turn.
+        for place, terms in sorted(start_terms.items()):
             name = self._functionals[rows.start + place].name
-            before, after = start_terms[place], end_terms[place]
-            sources.append(source_measures(record, name, before, after, responses.terms))
+            sources.append(source_measures(record, name, terms, end_terms[place], responses.terms))
         return replace(entries, tokens=tuple(tokens), sources=tuple(sources))
 
     def _take(self, rows: range) -> tuple[Slopes | None, Later | None]:
@@ -304,8 +304,8 @@ class Ledger:
         file |= {f"{PULLS}{number}": pulls.nats for number, pulls in self._pulls.items()}
         save_file(file, folder / STEP)
         if self._last_entered is not None:
-            _, later = self._last_entered
-            _write(GradientFiles(folder), range(len(values)), later)
+            # U and push, without the slopes.
+            _write(GradientFiles(folder), range(len(values)), self._last_entered[1])
         elif self._waiting is not None:
             for kind in ("sensitivity", "push"):
                 self._waiting.link(kind, folder)

@@ -158,8 +158,8 @@ class GroupedGradients:
             if where is None and delta.shape[:-1].numel() == len(batch.sequence):
                 where = groups_here[batch.sequence]
             if where is not None:
-                # `normed` makes the norm's forward again, in the modes of the policy's passes. Those
-                # that were open where the backward was called are not open in its hooks.
+                # `normed` makes the norm's forward again, in the modes of the policy's passes.
+                # Those that were open where the backward was called are not open in its hooks.
                 again = policy.differentiable() if rule.kind == "norm" else nullcontext()
                 with again:
                     add(rule, value, delta.flatten(0, -2), where)

@@ -132,8 +132,8 @@ class _Pushes:
         """
         change = Change(self.record.after, self.map.before)
         blocks = block_columns(self.record.before)
-        labels = ()  # only entries name their rows
-        step = StepMade(self.record.facts.step, labels, rows, self.map, change, blocks)
+        # Without labels: only a step's entries name its rows.
+        step = StepMade(self.record.facts.step, (), rows, self.map, change, blocks)
         total = torch.zeros(len(self.slopes), len(rows), dtype=torch.float64)
         for _, columns in step.slices():
             here = self.map.at(columns)

@@ -67,8 +67,8 @@ class StepMade:
         for _, columns in self.slices():
             parts = self.parts(columns, device)
             update_map = self.map.at(columns)
-            no_slopes = parts[:0]  # norms need no functionals
-            squares += self.removal(update_map, no_slopes).squares(parts)
+            # `parts[:0]`, slopes of no functionals: a norm needs none.
+            squares += self.removal(update_map, parts[:0]).squares(parts)
             square += update_map.gradient.square().sum(dtype=torch.float64)
         facts = self.map.facts
         return clipping_of(facts).without(squares.sqrt(), square.sqrt(), facts.clip_factor)

@@ -39,8 +39,9 @@ class TrainerPasses(RecordedForwards):
 
     After the step the recorded passes are made again, at the same weights and from the same random
     state. Gradients of sequences are formed from a module's inputs and signals, by its rule, for
-    one parameter and some sequences at a time; they are never held for all. Parameters without a rule have a backward pass per sequence. Gradient accumulation, the loss'
-    scale and dropout are inside.
+    one parameter and some sequences at a time; they are never held for all. Parameters without a
+    rule have a backward pass per sequence. Gradient accumulation, the loss' scale and dropout are
+    inside.
 
     **Arguments:**
 
