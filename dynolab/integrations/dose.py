@@ -292,6 +292,7 @@ class DesignedDose(Watching):
         dose = torch.ones_like(effect)
         dose[used] = designed_doses([part], self.per)[0].to(dose)
         pushed = dose[used & rejected]
+        # Without rejected tokens there is nothing to dose.
         mean = pushed.mean() if len(pushed) else torch.ones(())
         dosed = dose * effect
         sums = [mean, effect.sum(), dosed.sum(), dosed.abs().sum()]
@@ -302,9 +303,9 @@ class DesignedDose(Watching):
         """The step between its gradient and its update.
 
         With q the sample's slope, d = P q its direction and g the dosed gradient of all the loss:
-        `momentum` is what momentum and weight decay do, ⟨q, history⟩; `projection` is −⟨d, g⟩, what
-        the gradient was foreseen to do; `foreseen` is Σ|d_j g_j|, and `way` is Σ|q_j scale_j g_j|,
-        the same by the optimizer's map of this very step.
+        `momentum` is what momentum and weight decay do, ⟨q, history⟩; `of_gradient` is −⟨d, g⟩, the
+        effect of all of g, as tokens have theirs; `foreseen` is Σ|d_j g_j|, and `realised` is
+        Σ|q_j scale_j g_j|, the same by the optimizer's map of this very step.
         """
         gradients, trainer = self._optimizer_view.gradients(), self.trainer
         protected = self._protected
@@ -316,7 +317,7 @@ class DesignedDose(Watching):
             if not any(bool(gradient.any()) for gradient in gradients.by_name.values()):
                 return None
             raise ConfigError("trainer", type(trainer).__name__, BYPASSED)
-        momentum = way = foreseen = projection = 0.0
+        momentum = realised = foreseen = of_gradient = 0.0
         for group, config, members in protected.groups():
             for name, p in members.items():
                 if p.grad is None:  # the optimizer leaves it alone
@@ -324,36 +325,37 @@ class DesignedDose(Watching):
                 slope, state = protected.slope[name].flatten(), protected.state(p)
                 gradient = gradients.by_name[name].to(slope) / scale
                 # The factor 1 stands for the clip: `gradient` is clipped already.
-                step = optimizer_map(
+                update_map = optimizer_map(
                     UpdateFacts(int(state.get("step", 0)), float(group["lr"]), 1.0, config),
                     p.detach().to(slope).flatten(),
                     {k: v.to(slope).flatten() for k, v in state.items() if v.shape == p.shape},
                     gradient,
                 )
                 along = protected.direction[name].flatten() * gradient
-                momentum += total(slope * step.history)
-                way += total((slope * step.scale * gradient).abs())
+                momentum += total(slope * update_map.history)
+                realised += total((slope * update_map.scale * gradient).abs())
                 foreseen += total(along.abs())
-                projection -= total(along)
+                of_gradient -= total(along)
         effects = torch.stack(self._effects)
         # The dose is a mean over backward passes, effects are sums, of a loss times the fp16 scale.
-        mean = torch.cat([effects[:, :1].mean(0), effects[:, 1:].sum(0) / gradients.scale])
-        dose, undosed, dosed, size = (
-            distributed.add_up(mean.to(self._device)) / distributed.world_size()
+        of_rank = torch.cat([effects[:, :1].mean(0), effects[:, 1:].sum(0) / gradients.scale])
+        dose, undosed, dosed, dosed_size = (
+            distributed.add_up(of_rank.to(self._device)) / distributed.world_size()
         ).tolist()
         # Effects are of the gradient before clipping, and d is right up to a factor. `unit` makes
         # nats of them: the clip factor, times the way that the optimizer really goes with the
         # clipped gradient over the foreseen one.
-        unit = gradients.clip * way / foreseen if foreseen else 0.0
+        unit = gradients.clip * realised / foreseen if foreseen else 0.0
         # The tokens' effects, beside that of the gradient as a whole.
-        if abs(projection / gradients.clip - dosed) > UNSEEN * size and not self._has_warned:
+        unseen = abs(of_gradient / gradients.clip - dosed)
+        if unseen > UNSEEN * dosed_size and not self._has_warned:
             self._has_warned = True
             _log.warning(
                 "DesignedDose sees a part of the gradient alone: by that one a step does %.3g nats "
                 "to the answers, by all %.3g. Some of the loss does not go through the outputs of "
                 "the model's forward (auxiliary losses, a fused cross entropy); it has no dose",
                 unit * dosed,
-                unit * projection / gradients.clip,
+                unit * of_gradient / gradients.clip,
             )
         return _Step(dose, unit * (dosed - undosed), momentum)
 
@@ -364,6 +366,7 @@ class DesignedDose(Watching):
         with without_autocast(self._model, self._device):
             protected.measure()
         change = protected.mean - before
+        # `others_whole`: without what the doses spared the sample.
         values = {
             "dose/rejected": step.dose,
             "dose/others_whole": change - step.spared,

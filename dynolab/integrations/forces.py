@@ -349,8 +349,13 @@ class ForceCallback(Watching):
         lines = torch.cat([of_rank for _, of_rank, _ in ranks])
         account = replace(account, responses=tuple(responses), lines=lines, blocks=blocks)
         # ⟨q̄, Δθ⟩ less all that has a name is rounding; only with all ranks' lines is it known.
-        explained = account.decay + account.carried_in + account.unexplained
-        explained = explained + account.together + account.lines.sum(0)
+        explained = (
+            account.decay
+            + account.carried_in
+            + account.unexplained
+            + account.together
+            + account.lines.sum(0)
+        )
         account = replace(account, rounding=account.predicted - explained)
         unread = self._checked(account, by_formula=by_formula)
         if self._accounts is not None:
@@ -369,8 +374,13 @@ class ForceCallback(Watching):
             return None
         earlier = set(self._check.failed)
         # What parts are small beside: the sum of all, without their signs.
-        size = account.lines.abs().sum(0) + account.together.abs()
-        size = size + account.decay.abs() + account.carried_in.abs() + account.unexplained.abs()
+        size = (
+            account.lines.abs().sum(0)
+            + account.together.abs()
+            + account.decay.abs()
+            + account.carried_in.abs()
+            + account.unexplained.abs()
+        )
         if by_formula and not self._sixteen_bit:
             self._check.parts(account.rounding, account.unexplained, size)
         unread = self._check.after_step(account.measured, size)

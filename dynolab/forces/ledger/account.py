@@ -145,7 +145,6 @@ class Ledger:
         if gap > 1 and self._every_step:
             remedy = "must be 1 where every step is entered; set every_step=False"
             raise ConfigError("gap", gap, remedy)
-        policy = self._policy
         weights = flatten(record.before)
         if self._after is not None and gap == 1:
             next_step, before, _ = self._after
@@ -156,9 +155,10 @@ class Ledger:
             batch_tokens=self._batch_tokens,
             with_terms=bool(self._pulls),
         )
-        step = step_made(record, policy, responses, self._examples_of)
+        step = step_made(record, self._policy, responses, self._examples_of)
         # Once: what waits in files is read by the turns that wrote it.
-        self._turns = self._turns or self._plan_turns(weights.numel() * policy.dtype.itemsize)
+        gradient_bytes = weights.numel() * self._policy.dtype.itemsize
+        self._turns = self._turns or self._plan_turns(gradient_bytes)
         parts = [self._enter(rows, record, responses, step, gap) for rows in self._turns]
         entries = joined(parts)
         self._resumed = None
@@ -288,7 +288,7 @@ class Ledger:
                     row = rows[place]
                     for column, shares in zip(functionals, answer, strict=True):
                         line = float(lines[column][row])
-                        scale = line / float(shares.sum() or 1.0)  # 0 divides nothing
+                        scale = line / float(shares.sum() or 1.0)  # by 0 nothing
                         if scale > 0:
                             yield TokenLines(row, column, scale * shares)
 

@@ -161,8 +161,8 @@ class LedgerTables:
         responses = Responses(table["example"], table["side"], table["step"])
         nats = accounts[worst].lines
         rows: list[Any] = self._tables["responses"]["tokens"]
-        is_long = [len(tokens) > room for tokens in rows]
-        long = set(table["example"][is_long])
+        # Examples with such an answer; the array takes booleans as a mask.
+        long = set(table["example"][[len(tokens) > room for tokens in rows]])
         pushers = responses.pushers(nats)  # what lowered it most comes first
         fitting = [pusher for pusher in pushers if pusher.example not in long]
         puller = (fitting or pushers)[0].example

@@ -155,7 +155,7 @@ class TrainerPasses(RecordedForwards):
             stack.enter_context(replayed(self._model, forward.draws, policy.device))
             stack.enter_context(self._arithmetic())
 
-            # The head's input, of which a fused head's signals are made.
+            # The last hidden state, of which a fused head's signals are made.
             def read_hidden(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
                 hidden.append(output[0].detach())
 
@@ -168,10 +168,8 @@ class TrainerPasses(RecordedForwards):
             if not self._are_tried:
                 self._try(forward, calls, outputs, hidden[0])  # may take rules away
             pulls = forward.pulls.values()
-            signals = []
-            for signal in self._signals(forward, calls, outputs, pulls, bool(self._generic)):
-                if signal[0] in self._rules:
-                    signals.append(signal)
+            of_calls = self._signals(forward, calls, outputs, pulls, bool(self._generic))
+            signals = [signal for signal in of_calls if signal[0] in self._rules]
             if "logits" not in forward.pulls:  # a fused head, which is not called as a module
                 for number in range(len(forward.ids)):
                     signals += self._head(forward, hidden[0], number)
