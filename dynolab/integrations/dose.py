@@ -347,8 +347,7 @@ class DesignedDose(Watching):
         # clipped gradient over the foreseen one.
         unit = gradients.clip * realised / foreseen if foreseen else 0.0
         # The tokens' effects, beside that of the gradient as a whole.
-        unseen = abs(of_gradient / gradients.clip - dosed)
-        if unseen > UNSEEN * dosed_size and not self._has_warned:
+        if abs(of_gradient / gradients.clip - dosed) > UNSEEN * dosed_size and not self._has_warned:
             self._has_warned = True
             _log.warning(
                 "DesignedDose sees a part of the gradient alone: by that one a step does %.3g nats "

@@ -157,8 +157,7 @@ class Ledger:
         )
         step = step_made(record, self._policy, responses, self._examples_of)
         # Once: what waits in files is read by the turns that wrote it.
-        gradient_bytes = weights.numel() * self._policy.dtype.itemsize
-        self._turns = self._turns or self._plan_turns(gradient_bytes)
+        self._turns = self._turns or self._plan_turns(weights.numel() * self._policy.dtype.itemsize)
         parts = [self._enter(rows, record, responses, step, gap) for rows in self._turns]
         entries = joined(parts)
         self._resumed = None

@@ -145,8 +145,8 @@ class GroupedGradients:
         cast = policy.cast(at)
         leaves = {name: cast[name].requires_grad_() for name in self.names if name in self.generic}
         groups_here = group.to(policy.device)
-        # What autograd differentiates by, so that its backward pass reaches every module that has a
-        # hook: where no parameter requires a gradient, the graph begins at the first such outputs.
+        # What the backward pass goes down to, so that it reaches every module with a hook: generic
+        # parameters, and outputs at which a graph begins, as nothing before them has a gradient.
         begins = list(leaves.values())
 
         @torch.no_grad()
