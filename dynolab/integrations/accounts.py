@@ -49,6 +49,7 @@ class AccountFolder:
         self.folder = self._choose(folder, watched, goes_on=step > 0)
         _TAKEN.add(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
+        # A training that begins begins the file anew; one that goes on reads and keeps its lines.
         accounts = whole_rows(self.folder / ACCOUNTS, Account) if step > 0 else ()
         earlier = [account for account in accounts if account.step < step]
         replace_rows(self.folder / ACCOUNTS, earlier)
@@ -96,6 +97,7 @@ class AccountFolder:
         write_ledger_page(ledger, "ledger", "", (), self.folder)
 
     def _take(self, account: Account) -> None:
+        """Adds an account that is on disk to what is in memory."""
         self.tables.append(account.tables)
         if account.lines == "shares":
             self.tables.lines = "shares"
@@ -111,6 +113,11 @@ class AccountFolder:
         return chosen
 
     def _is_ours(self, folder: Path, watched: Sequence[FunctionalRow], *, goes_on: bool) -> bool:
+        """Whether this training writes into a folder.
+
+        One that begins replaces what an earlier process left, but nothing that this process wrote.
+        One that goes on needs accounts of the same functionals, or none.
+        """
         if not goes_on:
             return folder not in _TAKEN
         file = folder / FUNCTIONALS

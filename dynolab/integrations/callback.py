@@ -101,7 +101,9 @@ class ProbeCallback(Watching):
         self._batch_tokens = batch_tokens
         self._scorer: ProbeScorer | None = None
         self._scores_all = False
-        self._last: int | None = None
+        self._last: int | None = None  # the step probed last
+        # Seconds of a probe by which the next one is not planned yet: a step has to follow it, as
+        # its own time is compared with the probe's.
         self._took: float | None = None
 
     def on_train_begin(
@@ -120,6 +122,7 @@ class ProbeCallback(Watching):
         """Probes where a probe is due; plans the next one when a step has followed the last."""
         step, took, self._took = state.global_step, self._took, None
         if took is not None and self.pace.every is None:
+            # The probe came before the step that has just ended.
             self.attempt(lambda: self.pace.plan(step - 1, took))
         if self.pace.due(step):
             self._probe(step)
@@ -190,10 +193,11 @@ class ProbeCallback(Watching):
         if self.alarm is None:
             return
         self.alarm = Alarm(self.alarm.config)
-        before: dict[int, list[Score]] = {}
+        scores_of: dict[int, list[Score]] = {}
         for score in earlier:
-            before.setdefault(score.step, []).append(score)
-        by_step = {probed: self._means(scores) for probed, scores in before.items()}
+            scores_of.setdefault(score.step, []).append(score)
+        by_step = {probed: self._means(scores) for probed, scores in scores_of.items()}
+        # Rank 0 alone has read the file.
         for probed, means in distributed.gather(by_step)[0].items():
             self.alarm.update(probed, means)
 
@@ -213,7 +217,7 @@ class ProbeCallback(Watching):
                     self.rows,
                     self._encoder,
                     batch_tokens=self._batch_tokens,
-                    share=(0, 1) if self._scores_all else ranks,
+                    share=(0, 1) if self._scores_all else ranks,  # (0, 1): of one rank, all
                     sequences=self._sequences,
                 )
             # Split weights are gathered by hooks that would find others in their place.

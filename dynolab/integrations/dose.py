@@ -59,8 +59,9 @@ class DesignedDose(Watching):
     The trainer's log has `dose/rejected`, the mean dose, and in nats of the sample's mean log π:
 
     - `dose/others`: the change by the step, of passes before and after it.
-    - `dose/others_whole`: about that with whole pushes: to first order, and at the step's own clip
-      factor and second moments, which whole pushes would change.
+    - `dose/others_whole`: about what it would have been with whole pushes: `dose/others` less what
+      the doses spared, to first order and at the step's own clip factor and second moments, which
+      whole pushes would change.
     - `dose/momentum`: what momentum and weight decay do, to first order, in steps that draw a
       sample.
 
@@ -113,10 +114,12 @@ class DesignedDose(Watching):
             encoder = Encoder(tokenizer, context_of(trainer), "drop")
             self._examples = [row.chosen for row in encoder.examples(examples)]
         self._protected: ProtectedSample | None = None
+        # Of each backward pass of a step: the mean dose, and sums over its tokens of what they do
+        # to the sample undosed, dosed, and dosed without their signs.
         self._effects: list[Float[Tensor, " 4"]] = []
         self._step: _Step | None = None
         self._handles: list[Any] = []
-        self._busy = False
+        self._busy = False  # our own forwards come through the hooks, too
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -133,7 +136,7 @@ class DesignedDose(Watching):
         self._effects, self._step = [], None
         self._is_fresh = False
         if self._protected is not None:
-            self._protected.direction = {}
+            self._protected.direction = {}  # empty: to be taken anew
             if state.global_step % self.every == 0:
                 self._protected.slope = {}
 
@@ -187,6 +190,7 @@ class DesignedDose(Watching):
         self._protected = ProtectedSample(self._model, optimizer, answers, self.sample)
         weights = [p for p in self._model.parameters() if p.is_floating_point()]
         narrow = any(torch.finfo(p.dtype).bits < 32 for p in weights)
+        # The trainer's outputs are rounded to 16 bits, and no start for a small difference.
         self._rounded = narrow or trainer.accelerator.mixed_precision != "no"
         self._optimizer_view = TrainerOptimizer(trainer, self._protected.trained)
         self._clipping = trainer.accelerator.clip_grad_norm_
@@ -237,12 +241,14 @@ class DesignedDose(Watching):
                 self._is_fresh = True
             if not protected.direction:
                 protected.point()
+            # How far along the direction: so that the sample's mean gains REACH √ε nats.
             reach = REACH * torch.finfo(torch.float32).eps ** 0.5 / protected.rise
             start = outputs.detach()
             if self._rounded:
                 start = self._outputs(0.0, arguments, named)
+            # ∂z along the direction, of every output z.
             slope = (self._outputs(reach, arguments, named) - start) / reach
-            if not self._is_smooth:
+            if not self._is_smooth:  # tried once
                 farther = (self._outputs(2 * reach, arguments, named) - start) / (2 * reach)
                 self._is_smooth = is_smooth(slope, farther)
         outputs.register_hook(lambda gradient: self._dosed(gradient, slope))
@@ -269,10 +275,16 @@ class DesignedDose(Watching):
         gradient: Outputs,
         slope: Outputs,
     ) -> Outputs:
+        """The same, with what the tokens do to the sample noted.
+
+        A step −P ∂L/∂θ through a token's outputs z moves the sample's mean log π q by
+        `−⟨∂L/∂z, ∂z · P ∂q/∂θ⟩`, as P is symmetric; `slope` is `∂z · P ∂q/∂θ`.
+        """
         rows, width = gradient.shape[:2]
-        # By token: what the step does to the sample, and how hard it pushes.
+        # By token: this effect, and how hard the loss pushes.
         effect = -(gradient * slope).view(rows, width, -1).sum(-1).cpu()
         push = gradient.view(rows, width, -1).abs().sum(-1).cpu()
+        # Chosen answers are the first half of the rows, rejected ones the second, pair by pair.
         pair = torch.arange(rows).remainder(rows // 2)[:, None].expand_as(effect)
         rejected = (torch.arange(rows) >= rows // 2)[:, None].expand_as(effect)
         used = push > 0
@@ -280,6 +292,7 @@ class DesignedDose(Watching):
         dose = torch.ones_like(effect)
         dose[used] = designed_doses([part], self.per)[0].to(dose)
         pushed = dose[used & rejected]
+        # Without rejected tokens there is nothing to dose.
         mean = pushed.mean() if len(pushed) else torch.ones(())
         dosed = dose * effect
         sums = [mean, effect.sum(), dosed.sum(), dosed.abs().sum()]
@@ -287,50 +300,61 @@ class DesignedDose(Watching):
         return gradient * dose.to(gradient).view(rows, width, *[1] * (gradient.dim() - 2))
 
     def _read_step(self) -> _Step | None:
-        """The step between its gradient and its update."""
+        """The step between its gradient and its update.
+
+        With q the sample's slope, d = P q its direction and g the dosed gradient of all the loss:
+        `momentum` is what momentum and weight decay do, ⟨q, history⟩; `of_gradient` is −⟨d, g⟩, the
+        effect of all of g, as tokens have theirs; `foreseen` is Σ|d_j g_j|, and `realised` is
+        Σ|q_j scale_j g_j|, the same by the optimizer's map of this very step.
+        """
         gradients, trainer = self._optimizer_view.gradients(), self.trainer
         protected = self._protected
         assert protected is not None
-        # Clipping divides by the scale of fp16; without it the optimizer's step does.
+        # Gradients here: clipping has divided them by the scale of fp16; without it the optimizer's
+        # step does.
         scale = 1.0 if trainer.args.max_grad_norm else gradients.scale
         if not self._effects:
             if not any(bool(gradient.any()) for gradient in gradients.by_name.values()):
                 return None
             raise ConfigError("trainer", type(trainer).__name__, BYPASSED)
-        momentum = way = foreseen = projection = 0.0
+        momentum = realised = foreseen = of_gradient = 0.0
         for group, config, members in protected.groups():
             for name, p in members.items():
                 if p.grad is None:  # the optimizer leaves it alone
                     continue
                 slope, state = protected.slope[name].flatten(), protected.state(p)
                 gradient = gradients.by_name[name].to(slope) / scale
-                step = optimizer_map(
+                # The factor 1 stands for the clip: `gradient` is clipped already.
+                update_map = optimizer_map(
                     UpdateFacts(int(state.get("step", 0)), float(group["lr"]), 1.0, config),
                     p.detach().to(slope).flatten(),
                     {k: v.to(slope).flatten() for k, v in state.items() if v.shape == p.shape},
                     gradient,
                 )
                 along = protected.direction[name].flatten() * gradient
-                momentum += total(slope * step.history)
-                way += total((slope * step.scale * gradient).abs())
+                momentum += total(slope * update_map.history)
+                realised += total((slope * update_map.scale * gradient).abs())
                 foreseen += total(along.abs())
-                projection -= total(along)
+                of_gradient -= total(along)
         effects = torch.stack(self._effects)
-        mean = torch.cat([effects[:, :1].mean(0), effects[:, 1:].sum(0) / gradients.scale])
-        dose, undosed, dosed, size = (
-            distributed.add_up(mean.to(self._device)) / distributed.world_size()
+        # The dose is a mean over backward passes, effects are sums, of a loss times the fp16 scale.
+        of_rank = torch.cat([effects[:, :1].mean(0), effects[:, 1:].sum(0) / gradients.scale])
+        dose, undosed, dosed, dosed_size = (
+            distributed.add_up(of_rank.to(self._device)) / distributed.world_size()
         ).tolist()
-        # Both by the gradient before clipping. How far the optimizer really goes with it, beside
-        # how far it was foreseen to go, is the unit of what was foreseen.
-        unit = gradients.clip * way / foreseen if foreseen else 0.0
-        if abs(projection / gradients.clip - dosed) > UNSEEN * size and not self._has_warned:
+        # Effects are of the gradient before clipping, and d is right up to a factor. `unit` makes
+        # nats of them: the clip factor, times the way that the optimizer really goes with the
+        # clipped gradient over the foreseen one.
+        unit = gradients.clip * realised / foreseen if foreseen else 0.0
+        # The tokens' effects, beside that of the gradient as a whole.
+        if abs(of_gradient / gradients.clip - dosed) > UNSEEN * dosed_size and not self._has_warned:
             self._has_warned = True
             _log.warning(
                 "DesignedDose sees a part of the gradient alone: by that one a step does %.3g nats "
                 "to the answers, by all %.3g. Some of the loss does not go through the outputs of "
                 "the model's forward (auxiliary losses, a fused cross entropy); it has no dose",
                 unit * dosed,
-                unit * projection / gradients.clip,
+                unit * of_gradient / gradients.clip,
             )
         return _Step(dose, unit * (dosed - undosed), momentum)
 
@@ -341,6 +365,7 @@ class DesignedDose(Watching):
         with without_autocast(self._model, self._device):
             protected.measure()
         change = protected.mean - before
+        # `others_whole`: without what the doses spared the sample.
         values = {
             "dose/rejected": step.dose,
             "dose/others_whole": change - step.spared,

@@ -13,7 +13,10 @@ from torch import Tensor, nn
 from dynolab.errors import ConfigError
 
 ROUGH = 0.3
-"""How much of a slope may change where it is taken twice as far; rounding changes half of it."""
+"""How much of a slope may change where it is taken twice as far.
+
+A smooth slope hardly changes. One that is all rounding halves: the error stays, the way doubles.
+"""
 
 BYPASSED = (
     "the loss goes round the outputs of the model's forward, through which doses act (a fused or "
@@ -32,7 +35,7 @@ def is_smooth(slope: Float[Tensor, "*outputs"], farther: Float[Tensor, "*outputs
 
     **Raises:** `ConfigError` where they are rounding, which twice the way halves.
     """
-    some = slice(None, None, max(1, slope.numel() // 2**16))
+    some = slice(None, None, max(1, slope.numel() // 2**16))  # about 65,000 of them tell
     near, far = slope.flatten()[some], farther.flatten()[some]
     moves = (near != 0) | (far != 0)
     near, far = near[moves], far[moves]
@@ -50,7 +53,8 @@ def is_smooth(slope: Float[Tensor, "*outputs"], farther: Float[Tensor, "*outputs
 def without_autocast(model: nn.Module, device: torch.device) -> Iterator[None]:
     """While open, the model computes in its weights' dtype.
 
-    accelerate has the model's forward enter autocast, which no context around it switches off.
+    accelerate has the model's `forward` enter autocast, which no context around it switches off;
+    it keeps the model's own as `_original_forward`.
     """
     forwards = vars(model)
     around, inside = forwards.get("forward"), forwards.get("_original_forward")
@@ -66,8 +70,11 @@ def without_autocast(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """While open, the model has no dropout; layers whose passes are checkpointed still have that,
-    which transformers does in training alone."""
+    """While open, the model is in eval mode, without dropout.
+
+    Layers whose passes are checkpointed stay as they are: transformers checkpoints in training
+    mode alone.
+    """
     modes = [(module, module.training) for module in model.modules()]
     try:
         for module, training in modes:

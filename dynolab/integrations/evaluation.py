@@ -27,6 +27,7 @@ def evaluation_weights(optimizer: Any, model: nn.Module) -> Iterator[None]:
         yield
         return
     groups = inner.param_groups
+    # Schedule-free optimizers keep the mode in their groups; of others the model's tells.
     if not any(group.get("train_mode", model.training) for group in groups):
         yield  # they are there already
         return

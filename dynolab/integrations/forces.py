@@ -61,8 +61,9 @@ if TYPE_CHECKING:
     from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
 VECTORS = 5
-"""As long as the trained weights, that an account holds: the weights before the step, its gradient
-and both moments, and the gradients of sequences by one parameter; two more for each functional."""
+"""How many vectors as long as the trained weights an account holds: the weights before the step,
+its gradient and both moments, and the gradients of sequences by one parameter (counted as a whole
+one). Each functional has two more."""
 
 _log = logging.getLogger(__name__)
 
@@ -131,15 +132,17 @@ class ForceCallback(Watching):
             chosen_kinds = kinds or ("chosen", "rejected")
             self._watched = training_means(chosen_kinds, rows, encoder, pairs, "kinds")
         self._examples = examples
+        # What was asked for; `folder` becomes that of the training at hand, such as `ledger-2`.
         self._folder = self.folder
         self._is_due = False
         self._has_said_costs = False
-        self._spent_before = 0.0
+        self._spent_before = 0.0  # of `pace`, when the step at hand began
         self._optimizer_view: OptimizerView | None = None
         self._batch_rows: BatchRows | None = None
         self._check: SelfCheck | None = None
         self._before_step: BeforeStep | None = None
         self._accounts: AccountFolder | None = None
+        # Records the passes of a step; None until a training has begun.
         self._live: TrainerPasses | None = None
 
     def on_train_begin(
@@ -165,6 +168,7 @@ class ForceCallback(Watching):
                     self.attempt(self._check.before_passes)
             self.attempt(live.begin)
             if self.trainer.is_deepspeed_enabled and not self.off:
+                # Its step is over before `on_pre_optimizer_step` and `on_optimizer_step`.
                 around_next_step(
                     self.trainer.model_wrapped,
                     self._read_step,
@@ -221,8 +225,10 @@ class ForceCallback(Watching):
         if before is None:
             return
         with self.pace.working():
+            # An attempt each, so that ranks learn of a failure before they meet again.
             step = self._step
             weights = self.attempt(step.weights)
+            # Without weights it is off, and attempts nothing.
             sums = self.attempt(lambda: step.sums(before, weights or {}, number))
             if sums is not None:
                 account = self.attempt(lambda: step.account(before, sums))
@@ -289,6 +295,7 @@ class ForceCallback(Watching):
         self._live = TrainerPasses(
             self._route,
             model,
+            # Of a compiled model hooks are around the compiled call.
             wrapped if hasattr(wrapped, "_orig_mod") else model,
             arithmetic=trainer.compute_loss_context_manager,
             rounding=ROUNDED[self._sixteen_bit],
@@ -313,6 +320,7 @@ class ForceCallback(Watching):
     def _before(self) -> BeforeStep:
         """The step between its gradient and its update."""
         assert self._live is not None and self._batch_rows is not None
+        # By sequence of this rank's passes; `places`: of the tokens on which the loss depends.
         sequences: list[Sequenced] = []
         pushes: list[float] = []
         places: list[tuple[int, ...]] = []
@@ -340,8 +348,14 @@ class ForceCallback(Watching):
             blocks[name] = torch.stack([of_rank[name] for _, _, of_rank in ranks]).sum(0)
         lines = torch.cat([of_rank for _, of_rank, _ in ranks])
         account = replace(account, responses=tuple(responses), lines=lines, blocks=blocks)
-        explained = account.decay + account.carried_in + account.unexplained
-        explained = explained + account.together + account.lines.sum(0)
+        # ⟨q̄, Δθ⟩ less all that has a name is rounding; only with all ranks' lines is it known.
+        explained = (
+            account.decay
+            + account.carried_in
+            + account.unexplained
+            + account.together
+            + account.lines.sum(0)
+        )
         account = replace(account, rounding=account.predicted - explained)
         unread = self._checked(account, by_formula=by_formula)
         if self._accounts is not None:
@@ -359,8 +373,14 @@ class ForceCallback(Watching):
         if self._check is None:
             return None
         earlier = set(self._check.failed)
-        size = account.lines.abs().sum(0) + account.together.abs()
-        size = size + account.decay.abs() + account.carried_in.abs() + account.unexplained.abs()
+        # What parts are small beside: the sum of all, without their signs.
+        size = (
+            account.lines.abs().sum(0)
+            + account.together.abs()
+            + account.decay.abs()
+            + account.carried_in.abs()
+            + account.unexplained.abs()
+        )
         if by_formula and not self._sixteen_bit:
             self._check.parts(account.rounding, account.unexplained, size)
         unread = self._check.after_step(account.measured, size)
@@ -392,7 +412,7 @@ def _check_settings(trainer: Trainer) -> None:
     problems = [(unknown_stage, "zero_optimization.stage", stage, remedy)]
     remedy = "forces tell sequences apart by their rows; turn off packing and padding_free"
     for name in ("packing", "padding_free"):
-        # A trainer that ignores its argument has another value of its own.
+        # A trainer that has to ignore the argument says so by an attribute of this name.
         if bool(getattr(trainer.args, name, False)):
             problems.append((getattr(trainer, name, True), f"trainer.args.{name}", True, remedy))
     check_settings(*problems)
@@ -406,6 +426,7 @@ def _evaluated(
     answers = list(zip(rows, sequences, strict=True))
     if not kinds:
         kinds = [kind for kind in ("chosen", "rejected") if any(row.kind == kind for row in rows)]
+    # `check_kinds` looks at training rows; the answers keep their own split.
     as_training = [row.model_copy(update={"split": "train"}) for row in rows]
     check_kinds(kinds, as_training, "kinds")
     means = []

@@ -34,10 +34,12 @@ SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
 
 @dataclass(frozen=True)
 class ScaledGradients:
-    """Gradients as the optimizer gets them, flat, by parameter: `factor` times those of the loss.
+    """Gradients as they are read right before the step, flat, by parameter.
 
-    The step multiplies the loss' by `clip`, as `clipping` says, and the loss itself is `scale`
-    times the trainer's own.
+    With g the gradient of a loss, averaged over the ranks: `by_name` is `factor · g` (`factor` is
+    `clip` where it is clipped already, else 1), the step goes by `clip · g`, as `clipping` says,
+    and the backward passes differentiate `scale` times that loss. DeepSpeed's is the scaled loss,
+    whose scale is in `clip`.
     """
 
     by_name: Mapping[str, Float[Tensor, " size"]]
@@ -81,14 +83,16 @@ class TrainerOptimizer:
         self._accelerator, self._parameters = trainer.accelerator, parameters
         optimizer = trainer.optimizer
         self.optimizer = getattr(optimizer, "optimizer", optimizer)
-        self._norm, self._most = 0.0, float("inf")
+        # Of the last clipping: the norm before it, and its bound.
+        self._norm, self._bound = 0.0, float("inf")
         self._clip = self._accelerator.clip_grad_norm_
 
         def clip(parameters: Any, max_norm: Any, *arguments: Any, **named: Any) -> Any:
             norm = self._clip(parameters, max_norm, *arguments, **named)
-            self._norm, self._most = norm, max_norm
+            self._norm, self._bound = norm, max_norm
             return norm
 
+        # Gradients are clipped in place, and say nothing of the norm that they had.
         self._accelerator.clip_grad_norm_ = self._watching = clip
 
     def weights(self) -> NamedTensors:
@@ -103,10 +107,11 @@ class TrainerOptimizer:
             by_name[name] = gradient.flatten()
         norm: Any = self._norm
         norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-        clipping = Clipping(float(self._most))
+        clipping = Clipping(float(self._bound))
         factor = float(clipping.factor(torch.tensor(norm, dtype=torch.float64)))
         scaler = self._accelerator.scaler
         scale = 1.0 if scaler is None else scaler.get_scale()
+        # Clipped already, so that what they hold is what the step makes of g.
         return ScaledGradients(by_name, factor, factor, clipping, scale)
 
     def states(self) -> dict[str, State]:
@@ -122,6 +127,7 @@ class TrainerOptimizer:
                 if isinstance(value, Tensor) and value.shape == p.shape:
                     value = local(value.detach()).flatten()
                 state[key] = value
+            # torch's optimizers pass over both.
             still = id(p) not in group_of or p.grad is None
             states[name] = (group_of.get(id(p), first_group), state, still)
         return states
@@ -137,9 +143,9 @@ class TrainerOptimizer:
 class Part:
     """One parameter's step as flat vectors: weights, the optimizer's tensors, and gradient.
 
-    `facts` are None for an optimizer of unknown form, whose step is `−rate` times the gradient and
-    something else. `scaled` is `factor` times the gradient of the loss.
-    `still`: the optimizer leaves the parameter alone.
+    `facts` are None for an optimizer of unknown form. Its step is taken to be `−rate` times the
+    gradient, which has lines, and a rest, which has none. `scaled` is `factor` times the gradient
+    of the loss (`ScaledGradients`). `still`: the optimizer leaves the parameter alone.
     """
 
     facts: UpdateFacts | None
@@ -164,6 +170,7 @@ class Part:
         """The map of some of its numbers."""
         gradient = self.scaled[columns].to(self.theta) / self.factor
         if self.facts is None:
+            # Plain SGD at this rate makes `−rate · g`.
             plain = OptimizerConfig.model_construct(name="sgd", learning_rate=self.rate)
             facts = UpdateFacts(0, self.rate, 1.0, plain)
             return optimizer_map(facts, torch.zeros_like(gradient), {}, gradient)
@@ -175,6 +182,7 @@ class Part:
         """The whole parameter's, from the shares of all ranks, which call it together."""
         if not share.split:
             return self
+        # All in one exchange between ranks.
         vectors = {"theta": self.theta, "scaled": self.scaled.to(self.theta)}
         vectors |= {f"state {key}": value.to(self.theta) for key, value in self.state.items()}
         rows = dict(zip(vectors, share.gathered(torch.stack(list(vectors.values()))), strict=True))
@@ -191,6 +199,7 @@ def config_of(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Optimi
     common = {"learning_rate": group["lr"], "weight_decay": group.get("weight_decay", 0.0)}
     if kind is torch.optim.SGD:
         return OptimizerConfig.model_construct(name="sgd", momentum=group["momentum"], **common)
+    # Without decay Adam and AdamW are the same.
     if kind is torch.optim.AdamW or (kind is torch.optim.Adam and not group["weight_decay"]):
         return OptimizerConfig.model_construct(
             name="adamw", betas=group["betas"], epsilon=group["eps"], **common
@@ -213,7 +222,7 @@ def around_next_step(engine: Any, before: Callable[[], None], after: Callable[[]
 
     **Arguments:** `before`, `after`: raise nothing.
     """
-    usual, replaced = engine.step, vars(engine).get("step")
+    usual, replaced = engine.step, vars(engine).get("step")  # somebody else's, on the instance
 
     def step(*arguments: Any, **named: Any) -> Any:
         if not engine.is_gradient_accumulation_boundary():
@@ -272,6 +281,7 @@ class ZeroOptimizer:
 
     def states(self) -> dict[str, State]:
         """The optimizer's tensors, as torch's optimizers keep them."""
+        # Which tensors there are is the same for every group.
         first = self._zero.single_partition_of_fp32_groups[0]
         tensors = {
             key: self._gathered(partial(self._state, key))
@@ -295,13 +305,17 @@ class ZeroOptimizer:
     def _gathered(
         self, read: Callable[[Any, Stretch], Float[Tensor, " stretch"]]
     ) -> dict[str, Float[Tensor, " size"]]:
-        """Every parameter's numbers, from the stretches of all ranks."""
+        """Every parameter's numbers, from the stretches of all ranks.
+
+        DeepSpeed's lp is the model's low-precision parameter, hp the optimizer's flat fp32 tensor:
+        `mine` is this rank's stretch in the first, `there` its place in the second.
+        """
         sizes = [p.numel() for p in self._parameters.values()]
         share = torch.zeros(sum(sizes), device=self._zero.bit16_groups_flat[0].device)
         parts = dict(zip(self._parameters, share.split(sizes), strict=True))
         for name, parameter in self._parameters.items():
             fragments = parameter._hp_mapping
-            if fragments is None:
+            if fragments is None:  # all of it is another rank's
                 continue
             mine, there = fragments.lp_fragment_address, fragments.hp_fragment_address
             group = self._zero.single_partition_of_fp32_groups[fragments.param_group_index]
@@ -354,6 +368,7 @@ class ZeroThreeOptimizer:
     def _stretches(
         self, read: Callable[[Any], Float[Tensor, " padded"]]
     ) -> dict[str, Float[Tensor, " size"]]:
+        # The last rank's are padded.
         return {name: read(p)[: self._sizes[name]] for name, p in self._parameters.items()}
 
 
@@ -363,6 +378,7 @@ def _clipped_by_deepspeed(
     """What DeepSpeed's optimizer gets, of this squared norm: the gradients of a scaled loss."""
     clipping = Clipping(float(optimizer.clip_grad) or math.inf, float(optimizer.loss_scale))
     factor = float(clipping.factor(torch.tensor(square**0.5, dtype=torch.float64)))
+    # Not clipped yet, so that they are g itself; the step's factor takes the loss' scale back.
     return ScaledGradients(gradients, 1.0, factor, clipping)
 
 

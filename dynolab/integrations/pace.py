@@ -53,14 +53,15 @@ class Pace:
     def plan(self, step: int, last: float) -> float:
         """Plans the work after that of a step which has ended; all ranks call it together.
 
-        The next one is due where all work, with it, is within the share:
-        `spent + last <= share · (plain + steps · plain/steps so far)`.
+        The next one is due n steps on, where all work, with it, is within the share of the
+        training's own seconds: `spent + last <= share · (plain + n · seconds of a plain step)`.
 
         **Arguments:** `last`: seconds of the step's work.
 
         **Returns:** seconds of a step without the work.
         """
         plain = time.perf_counter() - self._began - self.spent
+        # All ranks plan the same, by the slowest work and the fastest training.
         ranks = distributed.gather((self.spent, last, plain))
         spent, last = max(rank[0] for rank in ranks), max(rank[1] for rank in ranks)
         plain = min(rank[2] for rank in ranks)

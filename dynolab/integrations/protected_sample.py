@@ -26,8 +26,9 @@ from dynolab.training.engine import SECOND_MOMENT, in_metric
 class ProtectedSample:
     """A sample of chosen answers and the mean of their log π, while a model is trained.
 
-    `slope`: that of the mean, by trained weight; empty where another sample is due. `direction`:
-    where the optimizer would move the weights by it, and `rise`, what the mean gains along it.
+    `slope`: q, the mean's gradient by every trained weight; empty where another sample is due.
+    `direction`: d = P q, where the optimizer would move the weights by it; empty where it is to be
+    taken anew. `rise`: ⟨q, d⟩, what the mean gains along it.
 
     **Arguments:** `answers`: those to draw from; `size`: of a sample.
 
@@ -50,7 +51,7 @@ class ProtectedSample:
         self.mean = self.rise = 0.0
         self.slope: NamedTensors = {}
         self.direction: NamedTensors = {}
-        self._version = 0
+        self._version = 0  # of the weights at which `mean` was taken (`_versions`)
         list(self.groups())  # raises for an optimizer of another form
 
     def weights(self, reach: float = 0.0) -> NamedTensors:
@@ -90,6 +91,7 @@ class ProtectedSample:
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         mine = distributed.deal(self.answers)
         if mine:
+            # `ResponseLogits` has the model as its `model`.
             weights = {f"model.{name}": weight for name, weight in self.weights().items()}
             batch = collate(mine, 0).to(self._device)
             with torch.no_grad(), evaluating(self._model):
@@ -106,7 +108,9 @@ class ProtectedSample:
             self.measure()
         groups, self.direction = list(self.groups()), {}
         rates = [float(group["lr"]) for group, _, _ in groups]
-        if not any(rates):  # the first step of a warm-up, whose gradient momentum keeps
+        # At the first step of a warm-up all rates are 0, but momentum keeps its gradient, which
+        # later rates apply: then the groups' rates after the warm-up stand for them.
+        if not any(rates):
             rates = [float(group.get("initial_lr") or 1.0) for group, _, _ in groups]
         for rate, (_, config, members) in zip(rates, groups, strict=True):
             key = SECOND_MOMENT.get(config.name)

@@ -87,6 +87,7 @@ def _parts_of(user: Any) -> Iterator[object]:
     elif isinstance(user, FunctionType):
         yield from (cell.cell_contents for cell in user.__closure__ or () if _is_filled(cell))
         yield from user.__defaults__ or ()
+        # Names of its code are attributes, too; those of globals may be what it reads.
         names = (name for name in user.__code__.co_names if name in user.__globals__)
         yield from (user.__globals__[name] for name in names)
     elif isinstance(user, partial):

@@ -38,6 +38,8 @@ class BatchRows:
 
         **Arguments:** `loader`: the event's `train_dataloader`.
         """
+        # A training that was broken off, or another callback, has left a follower in the method's
+        # place; it goes on.
         follower = getattr(trainer.get_batch_samples, "__self__", None)
         rows = follower if isinstance(follower, cls) else cls(trainer)
         rows._follow(loader)
@@ -47,14 +49,19 @@ class BatchRows:
         self.rows = TrainedRows(trainer, trainer.train_dataset)
         """The trainer's dataset; `rows.name(number)` is a row's name."""
         self._trainer: Any = trainer
+        # What somebody else has set on the instance, if so; `end` sets it again.
         self._in_place: Any = vars(trainer).get("get_batch_samples")
         self._get = trainer.get_batch_samples
         trainer.get_batch_samples = self._batch_samples  # type: ignore[method-assign]
+        # Rows' numbers of the batches that are drawn and not trained on yet; None: not known.
         self._drawn: deque[list[int]] | None = None
+        # Of the step at hand: numbers (None: not known) and batch.
         self._batches: list[tuple[list[int] | None, Any]] = []
         self._answers: list[Answer] | None = None
-        self._by_ids: dict[int, int] | None = None
-        self._is_asked, self._skipped, self._ahead = False, 0, 0
+        self._by_ids: dict[int, int] | None = None  # a row by the hash of its tokens
+        self._is_asked = False  # the trainer, and nobody else, draws batches
+        # Batches that a resumed training passes over, and how many the loader may draw in advance.
+        self._skipped = self._ahead = 0
 
     def end(self) -> None:
         """Stops following; the trainer is as it was."""
@@ -88,6 +95,7 @@ class BatchRows:
             for answer in self.answers():
                 rows.setdefault(answer.ids, []).append(answer.row)
             return list(_in_turn(sequences, rows))
+        # By all rows of the dataset; hashes, as their tokens may not fit into memory.
         if self._by_ids is None:
             self._by_ids = {}
             for answer in self.rows.answers():
@@ -116,9 +124,8 @@ class BatchRows:
         state, args = self._trainer.state, self._trainer.args
         # A resumed training passes over the batches that it has trained on in its epoch.
         parts = args.gradient_accumulation_steps
-        passed = (
-            0 if args.ignore_data_skip else state.global_step % max(-(-len(loader) // parts), 1)
-        )
+        steps_of_epoch = max(-(-len(loader) // parts), 1)
+        passed = 0 if args.ignore_data_skip else state.global_step % steps_of_epoch
         self._skipped = passed * parts
         # accelerate takes a batch in advance, and each worker some more.
         self._ahead = 1 + base.num_workers * (base.prefetch_factor or 0)
@@ -137,7 +144,9 @@ class BatchRows:
             numbers = self._drawn.popleft() if self._drawn else None
             # What takes keys from a batch, such as its labels, takes none of these.
             self._batches.append((numbers, dict(batch) if isinstance(batch, Mapping) else batch))
-        if self._drawn is not None and len(self._drawn) > self._ahead:  # it is not known which
+        # More draws are left than the loader takes in advance: some batches were dropped on their
+        # way, and which numbers are whose is not known.
+        if self._drawn is not None and len(self._drawn) > self._ahead:
             self._batches = [(None, batch) for _, batch in self._batches]
         return samples
 
@@ -148,7 +157,8 @@ class BatchRows:
         """
         if not self._is_asked:
             return None, 0
-        self._drawn, skipped, self._skipped = deque(), self._skipped, 0
+        skipped, self._skipped = self._skipped, 0  # in the first epoch alone
+        self._drawn = deque()
         return self._drawn, skipped
 
 

@@ -39,7 +39,7 @@ def fingerprints(model: nn.Module) -> dict[str, tuple[float, float]]:
 
 
 def moved(before: Prints, after: Prints) -> list[str]:
-    """The parameters that are no longer what they were."""
+    """The parameters that are no longer what they were; one that is new has not moved."""
     return [name for name, prints in after.items() if before.get(name, prints) != prints]
 
 
@@ -160,6 +160,7 @@ class SelfCheck:
         missing = extra = 0
         for ids, places in sequences:
             answer = rows.get(tuple(ids))
+            # A stranger, a row without an answer, or a sequence that the loss leaves out.
             if answer is None or answer.answer is None or not places:
                 continue
             marked = set(answer.answer.positions)
@@ -178,7 +179,8 @@ class SelfCheck:
     ) -> Float[Tensor, " functionals"]:
         """The step is made. Returns the change of the trainer's own scores that is not measured.
 
-        **Arguments:** `made`: the size of all parts of the account.
+        **Arguments:** `measured`: the account's change of the functionals; `size`: the sum of the
+        account's parts without their signs.
         """
         uncovered = [
             name
@@ -193,6 +195,7 @@ class SelfCheck:
             )
         after = own_scores(self._trainer, self._policy, self._functionals)
         unread = (after - self._scores - measured.cpu()).nan_to_num(0.0)
+        # A share of the scores, for the arithmetic of two forwards, and one of what happened.
         allowed = self._off * (after.abs() + self._scores.abs()).nan_to_num(0.0) + 0.05 * size.cpu()
         if bool((unread.abs() > allowed).any()):
             self._say(
@@ -208,7 +211,11 @@ class SelfCheck:
         unexplained: Float[Tensor, " functionals"],
         size: Float[Tensor, " functionals"],
     ) -> None:
-        """What the formula of the step does not give, and no sequence makes, of parts of a size."""
+        """Compares what has no source with all parts of the account.
+
+        **Arguments:** `rounding`: what the optimizer's formula does not give; `unexplained`: what
+        no sequence makes; `size`: the sum of all parts without their signs.
+        """
         if bool((unexplained.abs() > 0.05 * size + 1e-6).any()):
             self._say(
                 "other gradient",

@@ -41,7 +41,10 @@ class SequenceNames:
         return tuple(labels)
 
     def _name(self, ids: tuple[int, ...], number: int | None) -> str:
-        """Without a row a sequence's text goes into the tables."""
+        """The pair's id, else the row's name, else a checksum of the sequence's text.
+
+        Puts the row of the name into `rows`; of the last kind it is an excerpt of the text.
+        """
         name = self._ids.get(self._content(ids))
         if name is not None:
             return name

@@ -37,7 +37,7 @@ def is_whole(model: nn.Module) -> bool:
 def local(tensor: Shaped[Tensor, " ..."]) -> Shaped[Tensor, " ..."]:
     """This rank's part of a tensor that is split over ranks; of any other, the tensor itself."""
     if hasattr(tensor, "ds_tensor"):
-        return tensor.ds_tensor.data[: Share.of(tensor).size]
+        return tensor.ds_tensor.data[: Share.of(tensor).size]  # without padding
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -45,7 +45,8 @@ def local(tensor: Shaped[Tensor, " ..."]) -> Shaped[Tensor, " ..."]:
 class Share:
     """This rank's stretch of a parameter as a flat vector, `total` numbers long.
 
-    `split`: ranks hold different stretches, one of which may be all of a parameter of one row.
+    `split`: ranks hold different stretches. Some may be empty: FSDP2 splits by rows, so that one
+    rank has all of a parameter of one row.
     """
 
     start: int
@@ -62,6 +63,7 @@ class Share:
         start, split = 0, isinstance(parameter, DTensor)
         if hasattr(parameter, "ds_tensor"):  # ZeRO-3; the last share has padding at its end
             share_size, total = parameter.ds_tensor.numel(), int(parameter.ds_numel)
+            # More than an even share, rounded up: several ranks hold the same numbers.
             if share_size > -(-total // distributed.world_size()):
                 raise ConfigError(
                     "zero_optimization",
@@ -80,6 +82,7 @@ class Share:
                     "without HSDP and tensor parallelism",
                 )
             _, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
+            # The offset is in rows.
             start = offset[0] * (parameter.numel() // parameter.shape[0])
         return cls(start, local(parameter).numel(), parameter.numel(), split)
 
@@ -144,6 +147,7 @@ class ShardedGradients(GroupedGradients):
             where = groups_of(call.output.shape[:-1], batch.input_ids.shape, group)
             if signal is None or where is None:
                 continue
+            # The gradients of one call by all numbers of its module's parameters, for a moment.
             unsplit = {
                 name: into.new_zeros(len(into), Share.of(parameters[name]).total)
                 for name in call.rule.names
@@ -164,6 +168,7 @@ def _holds(rule: Rule) -> bool:
         name: torch.randn(shape_of(parameter), generator=random).to(device).requires_grad_()
         for name, parameter in module.named_parameters(recurse=False)
     }
+    # A linear layer's or norm's input is that wide; an embedding's is ids below its first size.
     width, _ = rule.sizes
     value = torch.randn(1, 3, width, generator=random).to(device)
     if rule.kind == "embedding":
@@ -174,6 +179,7 @@ def _holds(rule: Rule) -> bool:
         truth = gradients((output * signal).sum(), leaves)
     rows = {name: torch.zeros(1, leaf.numel(), device=device) for name, leaf in leaves.items()}
     where = torch.zeros(3, dtype=torch.long, device=device)
+    # The rule with the module's own names, as the leaves have them.
     bias = "bias" if "bias" in leaves else None
     with torch.no_grad():
         add_call(
@@ -186,8 +192,9 @@ def _holds(rule: Rule) -> bool:
 def passes_of_ours(model: nn.Module) -> Iterator[None]:
     """While open, passes of ours may be made between two steps of a training.
 
-    FSDP2 and ZeRO-3 forget them afterwards. Otherwise a group of which one module alone was called,
-    a pass that failed, or weights that are still gathered would change the training's next pass.
+    FSDP2 and ZeRO-3 keep a state from pass to pass, which is cleared at the end. Otherwise a group
+    of which one module alone was called, a pass that failed, or weights that are still gathered
+    would change the training's next pass.
     """
     try:
         yield
@@ -215,6 +222,7 @@ def callable_in_parts(model: nn.Module) -> Iterator[None]:
     with passes_of_ours(model):
         try:
             with torch.no_grad():
+                # Any forward does; it sets FSDP2 up.
                 model.eval()(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device))
         finally:
             model.train(training)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 Made = TypeVar("Made")
+"""What a piece of work gives."""
 
 
 class Watching(TrainerCallback):
@@ -39,8 +40,8 @@ class Watching(TrainerCallback):
 
         Random states are afterwards as they were before.
 
-        **Arguments:** `work`: exchanges something between ranks only where nothing is expected to
-        fail before it does, so that no rank waits for one that has failed.
+        **Arguments:** `work`: where it exchanges something between ranks, nothing before that is
+        expected to fail, so that no rank waits for one that has failed.
         """
         if self.off:
             return None
@@ -102,6 +103,8 @@ class TrainedRows:
         self._read, self._collate = dataset, trainer.data_collator
         self._ids: list[Any] | None = None
         self._repeated: set[str] | None = None
+        # As the trainer does: the collator does not see columns that the model does not read. They
+        # are taken from a `datasets.Dataset` itself, and from other datasets row by row.
         if hasattr(dataset, "column_names"):
             if len(self) and trainer.args.remove_unused_columns:
                 self._read = trainer._remove_unused_columns(dataset, description="")
@@ -127,6 +130,7 @@ class TrainedRows:
             name = row.get("id") if isinstance(row, Mapping) else None
         if name is None:
             return by_number
+        # Where ids were not read in advance, any of them may repeat.
         unique = self._ids is not None and str(name) not in self._repeated
         return str(name) if unique else f"{name} ({by_number})"
 
@@ -168,6 +172,7 @@ class TrainedRows:
             rows = [dict(row) if isinstance(row, Mapping) else row for row in rows]
             batch: Any = self._collate(rows)
         if isinstance(batch, Mapping) and len(numbers) > 1 and is_flattened(batch):
+            # One row then holds all; which sequence is of which row shows where each is alone.
             return list(chain.from_iterable(self._answers([number]) for number in numbers))
         return list(self.of_batch(batch, numbers))
 
@@ -193,6 +198,7 @@ class TrainedRows:
         prompt = ""
         for sequence in list(answers) or self.answers([number]):
             answer = sequence.answer
+            # Without an answer all of it is the prompt.
             cut = answer.prompt_length if answer else len(sequence.ids)
             prompt = self._tokenizer.decode(sequence.ids[:cut])
             if answer is not None:
@@ -329,10 +335,11 @@ def _collated(batch: Mapping[str, Any], numbers: Sequence[int]) -> Iterator[Answ
             f"{len(rows)} sequences of {len(numbers)} rows",
             "sequences are told apart by their rows; turn off packing and padding_free",
         )
+    # A text has its own label in KTO's rows, in place of a pair's order.
     labelled = "completion_mask" in batch and len(batch.get("label", ())) == len(rows)
     for place, (ids, trained) in enumerate(rows):
         worse = pairs and place >= len(numbers)
-        if labelled:  # KTO's rows
+        if labelled:
             worse = not batch["label"][place]
         kind = "rejected" if worse else "chosen"
         yield Answer(numbers[place % len(numbers)], kind, ids, _answer(ids, trained))
@@ -346,6 +353,7 @@ def _sequences(batch: Mapping[str, Any]) -> Iterator[tuple[tuple[int, ...], list
             yield from _sequences({key.removeprefix(side): batch[key] for key in keys})
         return
     ids: Int[Tensor, "rows length"] = torch.as_tensor(batch["input_ids"])
+    # Trained are the tokens with labels, else those of the completion mask, else all but padding.
     real = trained = torch.ones_like(ids, dtype=torch.bool)
     if torch.is_tensor(mask := batch.get("attention_mask")) and mask.shape == ids.shape:
         real = trained = mask.bool()
@@ -357,7 +365,7 @@ def _sequences(batch: Mapping[str, Any]) -> Iterator[tuple[tuple[int, ...], list
     elif "completion_mask" in batch:
         trained = torch.as_tensor(batch["completion_mask"]).bool()
     parts = list(zip(ids, real, trained, strict=True))
-    if is_flattened(batch):
+    if is_flattened(batch):  # sequences begin where positions do
         starts = (torch.as_tensor(batch["position_ids"])[0] == 0).nonzero()[:, 0].tolist()
         spans = [slice(*ends) for ends in pairwise([*starts, ids.shape[1]])]
         parts = [(ids[0, span], real[0, span], trained[0, span]) for span in spans]
@@ -378,6 +386,7 @@ def _answer(ids: tuple[int, ...], trained: list[int]) -> Encoded | None:
 def text_of(answer: Encoded, tokenizer: Any) -> str:
     """The trained tokens as a text, with an ellipsis where tokens between them are not trained."""
     places = answer.positions
+    # Where a place is followed by another than the next one, a span ends.
     ends = [n for n, (here, other) in enumerate(pairwise(places), 1) if other > here + 1]
     spans = [places[start:stop] for start, stop in pairwise([0, *ends, len(places)])]
     return " … ".join(tokenizer.decode([answer.ids[place] for place in span]) for span in spans)

@@ -38,19 +38,23 @@ from dynolab.integrations.sharded import Share, at_weights, passes_of_ours
 from dynolab.training.step_record import SECOND_MOMENT_AFTER, at_least_rounding
 
 ROUNDED = {True: 0.05, False: 1e-3}
-"""What rounding may leave of a parameter's part, as a share of its sequences' lines, under 16-bit
-arithmetic and without; more of it is a part that no sequence explains."""
+"""Under 16-bit arithmetic, and without: how much of a parameter's part may be left by rounding, as
+a share of its sequences' lines without their signs. More is a part that no sequence explains."""
 
 COARSE = {True: 2**-8, False: 1e-6}
-"""What it may leave where lines cancel, as a share of `Σ_j |v_j g_j|` over its numbers."""
+"""The same where lines cancel, as a share of `Σ_j |q̄_j scale_j g_j|` over the parameter's numbers
+(`_in_step`)."""
 
 
 @dataclass
 class BeforeStep:
     """A step between its gradient and its update.
 
-    `labels`: of its sequences. Of each trained parameter `parts` hold what its step is made of,
-    this rank's shares; `gradients`: how the step clips and scales its gradients, without these.
+    - `labels`: of its sequences.
+    - `gradients`: how the step clips and scales them; the numbers themselves are in `parts`.
+    - `before`: this rank's shares of the weights, one after the other.
+    - `parts`: of each trained parameter what its step is made of, this rank's share.
+    - `start`: slopes before the step, until they are used.
     """
 
     labels: tuple[Updating, ...]
@@ -64,8 +68,9 @@ class BeforeStep:
 class StepSums:
     """What a rank finds of a step.
 
-    `before`, `after`: the functionals at both ends; `in_step`: sums by its shares of each parameter
-    (`_in_step`); `by_formula`: the optimizer is of known form; `lines`: of its sequences.
+    `before`, `after`: the functionals at both ends; `in_step`: by parameter, sums over this rank's
+    share of its numbers, in the columns of `_in_step`; `by_formula`: the optimizer is of known
+    form; `lines`: of this rank's sequences, by parameter.
     """
 
     step: int
@@ -124,7 +129,8 @@ class TrainerStep:
         """
         start, step.start = step.start, None
         assert start is not None
-        # In the memory of the slopes before the step: their mean, which stands for both ends.
+        # q̄: the slopes at the end are added to those before the step, and the sum is halved. From
+        # here on `end` has the values at the end, and the mean of the slopes.
         end = self._slopes(weights, into=start.gradients)
         end.gradients.div_(2)
         sizes = [share.size for share in self.shares.values()]
@@ -142,6 +148,8 @@ class TrainerStep:
             update_map = part.at(slice(None))
             return Removal(update_map, part.linear, clip_factor, share.gathered(slopes[name]))
 
+        # The passes' gradients are this rank's, of a loss that is scaled; the step's are means over
+        # the ranks.
         scale = distributed.world_size() * gradients.scale
         count = len(self._functionals)
         with at_weights(self._parameters, step.before), passes_of_ours(self._policy.model):
@@ -152,7 +160,7 @@ class TrainerStep:
     def account(self, step: BeforeStep, sums: StepSums) -> StepAccount:
         """This rank's account of the step, with all ranks' sums over parameters."""
         in_step = self._over_shares(torch.stack(list(sums.in_step.values())))
-        decay, carried_in, predicted, _, _ = in_step.sum(0).T
+        decay, carried_in, predicted, _, _ = in_step.sum(0).T  # over all parameters
         by_parameter = sums.lines.values()
         lines = torch.stack([of_parameter.lines for of_parameter in by_parameter]).sum(0)
         shares = torch.stack([of_parameter.shares for of_parameter in by_parameter]).sum(0)
@@ -170,7 +178,7 @@ class TrainerStep:
             before=sums.before,
             after=sums.after,
             predicted=predicted,
-            rounding=torch.zeros_like(predicted),
+            rounding=torch.zeros_like(predicted),  # what is left when all ranks' lines are joined
             unexplained=unexplained,
             together=of_all - distributed.add_up(lines.sum(1)),
             blocks=_blocks(step.labels, sums.lines),
@@ -187,6 +195,7 @@ class TrainerStep:
         sums = distributed.add_up(torch.stack([share.sum(1) for share in shares]))
         sizes = distributed.add_up(torch.stack([share.abs().sum(1) for share in shares]))
         beside, coarse = totals - sums, self._sixteen_bit
+        # Of each parameter and functional; the last part is for parameters that do next to nothing.
         bound = ROUNDED[coarse] * sizes + COARSE[coarse] * reach + 1e-9 * reach.sum(0)
         return torch.where(beside.abs() > bound, beside, 0.0).sum(0)
 
@@ -236,6 +245,7 @@ class TrainerStep:
         Of one of unknown form each part is that along the gradient.
         """
         realised = {}
+        # Momentum is one sum over all parameters only where all carry as much of it.
         carries = {part.at(slice(0, 0)).carry for part in parts.values()}
         if len(carries) == 1 and all(part.facts is not None for part in parts.values()):
             for name, (_, now, _) in self._optimizer.states().items():
@@ -248,6 +258,7 @@ class TrainerStep:
                         )
                 realised[name] = replace(parts[name], state=state)
             return realised, True
+        # The part of Δθ along g is −rate · g, with rate = −⟨Δθ, g⟩ / ‖g‖², and not against it.
         stop = 0
         for name, part in parts.items():
             start, stop = stop, stop + len(part.theta)
@@ -263,15 +274,19 @@ def _in_step(
     slopes: Mapping[str, Float[Tensor, "functionals size"]],
     change: Change,
 ) -> dict[str, Float[Tensor, "functionals 5"]]:
-    """By parameter, this rank's shares of: decay, earlier momentum, the real change, what the
-    gradient did, and what it would have done had all its numbers pulled the same way."""
+    """What moved the functionals in this step, by parameter, over this rank's share of its numbers.
+
+    Columns: ⟨q̄, ·⟩ of weight decay, of earlier momentum, of the real change Δθ, and of what the
+    gradient did, `−scale ⊙ g`. The last one is `Σ_j |q̄_j scale_j g_j|`, what the gradient would
+    have done had all its numbers pulled the same way.
+    """
     sums_of, stop = {}, 0
     for name, part in parts.items():
         start, stop = stop, stop + len(part.theta)
         sums = slopes[name].new_zeros(len(slopes[name]), 5, dtype=torch.float64)
         for first in range(start, stop, SLICE):
             columns = slice(first, min(first + SLICE, stop))
-            inside = slice(columns.start - start, columns.stop - start)
+            inside = slice(columns.start - start, columns.stop - start)  # within the parameter
             update_map, along = part.at(inside), slopes[name][:, inside]
             by_gradient = update_map.scale * update_map.gradient
             moves = [

@@ -12,24 +12,26 @@ at step s,
 `Σ_t ⟨q̄_t, Δθ_t⟩ = Σ_s (Σ_i line(s, i) + together(s) + decay(s) + rounding(s)) + carried_in`:
 
 - `line(s, i) = ⟨q̄_s, u_s(g_s) − u_s(g_s − g_{s,i})⟩ − β ⟨U_{s+1}, b_s(g_s) − b_s(g_s − g_{s,i})⟩`
-  (`Removal`): what q would lack without response i of step s. u and b are the optimizer's own
-  update and momentum, with and without the response, clip factor and second moment included; in
-  later steps momentum is linear, their own clip factors and second moments stay what they were;
+  (`Removal`): what q would lack without response i of step s. u_s(g) and b_s(g) are the update and
+  the momentum that the optimizer makes of a gradient g at step s, clip factor and second moment
+  included. Later steps are taken as they were: momentum is linear in them, with their own clip
+  factors and second moments;
 - `together(s) = −⟨U_s, into_s ⊙ g_s⟩ − Σ_i line(s, i)`: what the responses did by sharing a clip
   factor and a second moment, which no single one of them would have done;
 - `decay(s) = ⟨q̄_s, direct_s⟩ − ⟨U_s, pull_s⟩`: weight decay;
 - `rounding(s) = ⟨q̄_s, Δθ_s − (direct_s − out_s ⊙ b_s)⟩ − β ⟨U_{s+1}, b'_s − b_s⟩`: what the
-  trainer's own arithmetic did beside the formula, b' being the momentum that the next step really
-  began with; small steps in float32 lose digits where they are added to the weights, and under bf16
-  the gradient was another one than the g_{s,i} here, which are float32's at the weights before;
+  trainer's own arithmetic did beside the formula. b' is the momentum that the next step really
+  began with. Small steps in float32 lose digits where they are added to the weights. Under bf16 the
+  trainer's gradient was another one than the sum of the g_{s,i}, which are taken in float32;
 - `carried_in = −β ⟨U_0, b_{−1}⟩`: momentum from before the first step.
 
 Momentum is charged to the response that it came from, however long ago. U needs what comes later:
 the walk is backwards.
 
-Where only some steps are entered, `push_t = out_t ⊙ q̄_t` is taken to be linear between a step and
-the one L steps after it, which was entered before: `U_s = Σ_{j<L} β^j ((1 − j/L) push_s + j/L
-push_{s+L}) + β^L U_{s+L}`; for L = 1 that is the U above. What later steps bring is `U_s − push_s`.
+Where only some steps are entered, those between them have no slopes. Their `push_t = out_t ⊙ q̄_t`
+is taken to lie on the line between a step's and that of the step L steps after it, which was
+entered before: `U_s = Σ_{j<L} β^j ((1 − j/L) push_s + j/L push_{s+L}) + β^L U_{s+L}`. For L = 1
+that is the U above. What later steps alone bring is `U_s − push_s`, the `tail` of a `Removal`.
 """
 
 from __future__ import annotations
@@ -69,7 +71,10 @@ PULLS = "pulls."
 """Prefix in that file of the hardest pulls on a functional, before its number."""
 
 COPIES = 3
-"""Gradients of a functional in memory: at both ends of a step, and U."""
+"""Gradients of a functional in memory: at both ends of a step, and U.
+
+Where steps are left out a fourth is the push of the step entered last (`Later.push`).
+"""
 
 
 class Ledger:
@@ -114,14 +119,21 @@ class Ledger:
         self._every_step = every_step
         self._waiting = None if waiting is None else GradientFiles(waiting)
         self._memory_bytes = memory_bytes
-        self._groups: list[range] = []
+        # Numbers of the functionals that are in memory together, a range for each turn of a step.
+        self._turns: list[range] = []
+        # Of the step entered last, which comes after the next one to be entered: its number, the
+        # weights before it, and the functionals there.
         self._after: (
             tuple[int, Float[Tensor, " parameters"], Float[Tensor, " functionals"]] | None
         ) = None
+        # The momentum that this step began with: what the next one to be entered really left.
         self._momentum: Float[Tensor, " parameters"] | None = None
+        # What it leaves to the next one: in memory where all functionals are there together, else
+        # in the files of `_waiting`, and after `load` in those of `_resumed`.
         self._last_entered: tuple[Slopes, Later] | None = None
         self._resumed: GradientFiles | None = None
         self._gradients: GroupedGradients | None = None
+        # Terms at the start of that step, which no file holds, by the first number of a turn.
         self._terms: dict[int, Mapping[int, TokenTerms]] = {}
 
     def enter(self, record: StepRecord, *, gap: int = 1) -> StepAccount:
@@ -133,7 +145,6 @@ class Ledger:
         if gap > 1 and self._every_step:
             remedy = "must be 1 where every step is entered; set every_step=False"
             raise ConfigError("gap", gap, remedy)
-        policy = self._policy
         weights = flatten(record.before)
         if self._after is not None and gap == 1:
             next_step, before, _ = self._after
@@ -144,9 +155,10 @@ class Ledger:
             batch_tokens=self._batch_tokens,
             with_terms=bool(self._pulls),
         )
-        step = step_made(record, policy, responses, self._examples_of)
-        self._groups = self._groups or self._grouped(weights.numel() * policy.dtype.itemsize)
-        parts = [self._enter(rows, record, responses, step, gap) for rows in self._groups]
+        step = step_made(record, self._policy, responses, self._examples_of)
+        # Once: what waits in files is read by the turns that wrote it.
+        self._turns = self._turns or self._plan_turns(weights.numel() * self._policy.dtype.itemsize)
+        parts = [self._enter(rows, record, responses, step, gap) for rows in self._turns]
         entries = joined(parts)
         self._resumed = None
         self._after = (step.number, weights, entries.before)
@@ -157,12 +169,13 @@ class Ledger:
         """Forgets the steps entered so far: the next one is looked at alone."""
         self._after = self._last_entered = self._momentum = None
 
-    def _grouped(self, size: int) -> list[range]:
-        """Groups of functionals that fit into memory together; a gradient takes `size` bytes."""
+    def _plan_turns(self, size: int) -> list[range]:
+        """Ranges of functionals that fit into memory together; a gradient takes `size` bytes."""
         count = at_once = len(self._functionals)
         if self._waiting is not None:
             memory = memory_for(self._policy.home, self._memory_bytes)
-            at_once = max(1, memory // ((COPIES + (not self._every_step)) * size))
+            copies = COPIES if self._every_step else COPIES + 1
+            at_once = max(1, memory // (copies * size))
         return [range(count)[start : start + at_once] for start in range(0, count, at_once)]
 
     def _enter(
@@ -171,10 +184,11 @@ class Ledger:
         """The entries of some functionals; keeps what the step before needs of them."""
         end, later = self._take(rows)
         if gap > 1:
-            end = None  # of a step further on; its memory is needed
+            end = None  # not this step's end; lets go of its memory before others are taken
+        # The slopes where the next step began are those where this one ended.
         end = end or self._slopes(rows, record, record.after)
         start = self._slopes(rows, record, record.before)
-        first, last = start.terms, end.terms
+        start_terms, end_terms = start.terms, end.terms
         entries, handed_on = entries_of(
             step,
             start,
@@ -185,7 +199,7 @@ class Ledger:
             momentum_after=self._momentum if gap == 1 else None,
         )
         del later  # and its memory
-        if len(self._groups) == 1:
+        if len(self._turns) == 1:
             self._last_entered = start, handed_on
         elif self._waiting is not None:
             self._waiting.write("slope", rows, start.gradients)
@@ -193,7 +207,7 @@ class Ledger:
             _write(self._waiting, rows, handed_on)
         ids = [label.id for label in step.labels]
         lines_of = dict(zip(rows, entries.lines.T, strict=True))
-        # The functionals on which a response has one of the hardest pulls.
+        # By response, the functionals on which it has one of the hardest pulls.
         pulled: dict[int, list[int]] = {}
         for number, lines in lines_of.items():
             if number in self._pulls:
@@ -203,22 +217,27 @@ class Ledger:
         tokens = list(self._tokens(record, responses, step, sensitivity, pulled, lines_of))
         tokens.sort(key=lambda split: (split.functional, split.response))
         sources = []
-        for place in sorted(first):
+        # Places are counted from the first functional of this turn.
+        for place, terms in sorted(start_terms.items()):
             name = self._functionals[rows.start + place].name
-            sources.append(
-                source_measures(record, name, first[place], last[place], responses.terms)
-            )
+            sources.append(source_measures(record, name, terms, end_terms[place], responses.terms))
         return replace(entries, tokens=tuple(tokens), sources=tuple(sources))
 
     def _take(self, rows: range) -> tuple[Slopes | None, Later | None]:
-        """What the step that was entered last has left of some functionals."""
+        """What the step that was entered last has left of some functionals.
+
+        Its slopes, None where they are to be taken anew, and its U; None for both where no step
+        was entered before.
+        """
         if self._after is None:
             return None, None
         if self._last_entered is not None:
+            # Not kept here: the caller lets go of each as soon as it can.
             in_memory, self._last_entered = self._last_entered, None
             return in_memory
         files, device = self._resumed or self._waiting, self._policy.home
         assert files is not None
+        # `save` links no slopes, so that after `load` there are none.
         slope = files.read("slope", rows, device)
         sensitivity = files.read("sensitivity", rows, device)
         assert sensitivity is not None
@@ -247,27 +266,30 @@ class Ledger:
         if not pulled:
             return
         before = self._policy.cast(record.before)
-        into = []
+        into = []  # by slices, as the map takes several vectors of its length
         for start in range(0, len(step.change.before), SLICE):
             columns = slice(start, start + SLICE)
             into.append(step.map.at(columns).into.to(self._policy.home))
         into_momentum = torch.cat(into)
-        together = grouped((tuple(numbers), response) for response, numbers in pulled.items())
-        for functionals, numbers in together.items():
-            chosen = [responses.weighted[number] for number in numbers]
-            for some in by_length([response.sequence for response in chosen], self._batch_tokens):
-                batch = [chosen[place] for place in some]
+        # Responses that pull on the same functionals have forward passes together.
+        together = grouped((tuple(columns), row) for row, columns in pulled.items())
+        for functionals, rows in together.items():
+            chosen = [responses.weighted[row] for row in rows]
+            for places in by_length([response.sequence for response in chosen], self._batch_tokens):
+                batch = [chosen[place] for place in places]
                 along = (
-                    unflatten(into_momentum * sensitivity[number], before) for number in functionals
+                    unflatten(into_momentum * sensitivity[column], before) for column in functionals
                 )
+                # Functionals × the batch's tokens, answer after answer.
                 nats = scores_along(self._policy, before, along, batch).double()
-                parts = nats.split([len(response.targets) for response in batch], dim=1)
-                for place, part in zip(some, parts, strict=True):
-                    for number, shares in zip(functionals, part, strict=True):
-                        line = float(lines[number][numbers[place]])
-                        scale = line / float(shares.sum() or 1.0)
+                answers = nats.split([len(response.targets) for response in batch], dim=1)
+                for place, answer in zip(places, answers, strict=True):
+                    row = rows[place]
+                    for column, shares in zip(functionals, answer, strict=True):
+                        line = float(lines[column][row])
+                        scale = line / float(shares.sum() or 1.0)  # by 0 nothing
                         if scale > 0:
-                            yield TokenLines(numbers[place], number, scale * shares)
+                            yield TokenLines(row, column, scale * shares)
 
     def save(self, folder: Path) -> None:
         """Writes what the steps still to come need, so that `load` goes on from here."""
@@ -281,6 +303,7 @@ class Ledger:
         file |= {f"{PULLS}{number}": pulls.nats for number, pulls in self._pulls.items()}
         save_file(file, folder / STEP)
         if self._last_entered is not None:
+            # U and push, without the slopes.
             _write(GradientFiles(folder), range(len(values)), self._last_entered[1])
         elif self._waiting is not None:
             for kind in ("sensitivity", "push"):
@@ -353,7 +376,10 @@ class HardestPulls:
 
     def enter(self, lines: Float[Tensor, " responses"], examples: Sequence[str]) -> list[int]:
         """The numbers of a step's responses to split: of every example whose lines' sum is among
-        the hardest pulls, the one that pulls hardest."""
+        the hardest pulls, the one that pulls hardest.
+
+        Pulls are downwards: the hardest is the most negative one.
+        """
         numbers = grouped((example, number) for number, example in enumerate(examples))
         nats = lines.cpu().double()
         sums = torch.stack([nats[rows].sum() for rows in numbers.values()])

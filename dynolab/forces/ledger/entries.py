@@ -77,7 +77,11 @@ class StepAccount:
         return self.measured - self.predicted
 
     def parts(self) -> dict[str, Nats]:
-        """Sums over the responses of each side, and what else moved the functionals."""
+        """Sums over the responses of each side, and what else moved the functionals.
+
+        The names are those that logs and tables have: `carried_in` is what `momentum` did, and
+        `rounding` is the trainer's `arithmetic`. Groups are no part: their responses have lines.
+        """
         sums = {}
         for side in SIDES:
             of_side = [response.side == side for response in self.responses]
@@ -101,7 +105,7 @@ def joined(parts: Sequence[StepAccount]) -> StepAccount:
         return torch.cat([getattr(part, name) for part in parts], dim)
 
     def by_name(name: str) -> dict[str, Float[Tensor, "functionals ..."]]:
-        names = getattr(parts[0], name)
+        names = getattr(parts[0], name)  # all parts are of one step, and have the same
         return {key: torch.cat([getattr(part, name)[key] for part in parts]) for key in names}
 
     by_column: dict[str, Any] = {name: columns(name) for name in PER_STEP}

@@ -15,7 +15,7 @@ from dynolab.errors import ConfigError
 from dynolab.forces.function.weights import NamedTensors
 
 Outputs = Float[Tensor, "sequences _ ..."]
-"""Of a forward pass, or the loss' derivative by them: a row a sequence."""
+"""What a forward pass gives, or the loss' derivative by that: a row a sequence."""
 
 Draws = tuple[UInt8[Tensor, " _"], UInt8[Tensor, " _"] | None]
 """torch's random states, from which dropout is drawn: of the CPU and, where there is one, a GPU."""
@@ -39,7 +39,8 @@ def draw_again(draws: Draws, device: torch.device) -> None:
 class Forward:
     """One forward pass with a gradient, and what the loss' derivative by its outputs was.
 
-    `pulls` are by the outputs' names, [sequences, length, ...], in main memory.
+    A pull is the loss' derivative by an output, [sequences, length, ...]; `pulls` has them by the
+    outputs' names, in main memory.
     """
 
     arguments: tuple[Any, ...]
@@ -59,14 +60,18 @@ class Forward:
         Positive where it is pushed up: `−Σ_t ∂L/∂z_{t,y_{t+1}}`, z_t the logits that predict token
         y_{t+1}.
         """
-        if "logits" not in self.pulls:
+        if "logits" not in self.pulls:  # a fused head gives log π of the tokens themselves
             return self.pulls["log_probs"].float().sum(1).neg()
         return -self._by_following(self.pulls["logits"]).float().sum(1)
 
     def _by_following(
         self, pull: Float[Tensor, "sequences length vocabulary"]
     ) -> Float[Tensor, "sequences following"]:
-        """The derivatives by the score of the token that follows, sequences × tokens but one."""
+        """The derivatives by the score of the token that follows, sequences × tokens but one.
+
+        Position t has the scores of token t + 1: the first token has none, the last position none
+        to score.
+        """
         following = self.ids[:, 1:][:, -pull.shape[1] :].cpu()
         at = pull[:, -following.shape[1] - 1 : -1]
         return at.gather(-1, following[..., None])[..., 0]
@@ -76,22 +81,24 @@ class Forward:
         real = self._real().cpu()
         if "logits" in self.pulls:
             pull = self.pulls["logits"]
-            moved = self._by_following(pull) != 0
-            # Of a token that is certain, other tokens' scores tell. By sequence: a whole batch of
-            # them is a copy of the logits.
-            for moved_row, pull_row, real_row in zip(moved, pull, real, strict=True):
-                scores = pull_row[-len(moved_row) - 1 : -1]
-                still = ~moved_row & real_row[-len(moved_row) :]
-                moved_row[still] = scores[still].ne(0).any(-1)
+            used = self._by_following(pull) != 0
+            # A token whose π has rounded to 1 has no derivative by its score, `c (π − 1)`, though
+            # the loss depends on it; then those by other tokens' scores may tell. Sequence by
+            # sequence: for the batch at once they would be a copy of the logits.
+            for used_row, pull_row, real_row in zip(used, pull, real, strict=True):
+                scores = pull_row[-len(used_row) - 1 : -1]
+                unclear = ~used_row & real_row[-len(used_row) :]
+                used_row[unclear] = scores[unclear].ne(0).any(-1)
         else:
-            moved = self.pulls["log_probs"] != 0
+            used = self.pulls["log_probs"] != 0
             # Without a label, log π is a constant, whatever the loss does with it.
-            moved &= self.named["labels"][:, -moved.shape[1] :].cpu() >= 0
-        everywhere = torch.zeros_like(real)
-        everywhere[:, -moved.shape[1] :] = moved
+            used &= self.named["labels"][:, -used.shape[1] :].cpu() >= 0
+        # Outputs are of the last tokens of each row; from here on all tokens are counted.
+        of_all_tokens = torch.zeros_like(real)
+        of_all_tokens[:, -used.shape[1] :] = used
         places = []
-        for moved_row, real_row in zip(everywhere, real, strict=True):
-            places.append(tuple(moved_row[real_row].nonzero()[:, 0].tolist()))
+        for used_row, real_row in zip(of_all_tokens, real, strict=True):
+            places.append(tuple(used_row[real_row].nonzero()[:, 0].tolist()))
         return places
 
     def alone(self, number: int) -> list[Outputs]:
@@ -111,6 +118,7 @@ class Forward:
         labels = self.named.get("labels")
         labelled = torch.ones_like(self.ids) if labels is None else labels >= 0
         for ids, real, trained in zip(self.ids, self._real(), labelled.bool(), strict=True):
+            # argmax is the first of the largest ones, and not of booleans.
             first = int(trained[real].to(torch.uint8).argmax()) if bool(trained.any()) else 0
             yield tuple(ids[real].tolist()), first
 
@@ -196,7 +204,7 @@ def check_rows(
     if positions is None:
         return
     falls = positions.diff(dim=-1) < 0
-    if mask is not None and mask.dim() == 2:  # what padding has is not read
+    if mask is not None and mask.dim() == 2:  # positions of padding mean nothing
         falls = falls & mask[:, 1:].bool() & mask[:, :-1].bool()
     if bool(falls.any()):
         raise ConfigError(

@@ -86,10 +86,12 @@ def slopes_of(
     terms_by_number: dict[int, TokenTerms] = {}
     sequences = [term.sequence for _, term in listed]
     for members in by_length(sequences, batch_tokens or policy.batch_tokens):
-        # In rising order, as a functional's sequences have to stand side by side.
+        # `by_length` mixes functionals; in rising order the sequences of each stand side by side,
+        # as `GroupedGradients.add` needs them.
         numbers, terms = zip(*(listed[member] for member in sorted(members)), strict=True)
         batch = policy.batch([term.sequence for term in terms])
         group = torch.tensor(numbers, device=policy.device)
+        # Where in the batch the answer of a functional is whose terms are wanted; it has one.
         places = {number: place for place, number in enumerate(numbers) if number in terms_of}
         token_values = partial(_token_values, terms, batch, places, terms_by_number)
         weighted_logps = gradients.add(at, batch, token_values, group, into=rows)
@@ -106,8 +108,11 @@ def _token_values(
 ) -> Float[Tensor, " tokens"]:
     """`weight · log π` of every token of the terms' answers.
 
-    Puts the token terms of the functionals in `places`, their answers' places in the batch, into
-    `terms_by_number`.
+    **Arguments:**
+
+    - `places`: by the number of a functional whose token terms are wanted, its answer's place in
+      the batch.
+    - `terms_by_number`: these terms are put into it, as the logits are there only now.
     """
     constant = logits.detach()
     for number, place in places.items():

@@ -38,7 +38,7 @@ class GradientFiles:
         self, kind: str, numbers: Sequence[int], device: torch.device
     ) -> Float[Tensor, "rows parameters"] | None:
         """Reads rows; None where there are none of this kind."""
-        if not self._file(kind, numbers[0]).exists():
+        if not self._file(kind, numbers[0]).exists():  # rows of a kind are written together
             return None
         rows: Float[Tensor, "rows parameters"] | None = None
         for place, number in enumerate(numbers):

@@ -59,12 +59,13 @@ class GroupedGradients:
         def values(logits: Float[Tensor, "tokens vocabulary"]) -> Float[Tensor, " tokens"]:
             return View.realised(batch).logps(logits).squeeze(-1)
 
-        rows_by_rule, truth = by_rule.rows(at, len(sample)), by_rule.rows(at, len(sample))
+        rows_by_rule, truth = by_rule.rows(at, len(sample)), by_autograd.rows(at, len(sample))
         by_rule.add(at, batch, values, groups, into=rows_by_rule)
         by_autograd.add(at, batch, values, groups, into=truth)
         generic: set[str] = set()
         for row, true_row in zip(rows_by_rule, truth, strict=True):
             generic |= differing(unflatten(row, at), unflatten(true_row, at))
+        # A rule has weight and bias: it goes where one of them is wrong.
         tried = tuple(rule for rule in rules if not generic & set(rule.names))
         covered = set(chain.from_iterable(rule.names for rule in tried))
         return cls(policy, names, tried, frozenset(set(names) - covered))
@@ -103,6 +104,7 @@ class GroupedGradients:
             if not on_host:
                 add_call(rule, value, delta, where, named)
                 return
+            # The sums are made where the signals are, and only they go to the host.
             out = {name: torch.zeros_like(named[name], device=where.device) for name in rule.names}
             add_call(rule, value, delta, where, out)
             for name, row in out.items():
@@ -143,7 +145,9 @@ class GroupedGradients:
         cast = policy.cast(at)
         leaves = {name: cast[name].requires_grad_() for name in self.names if name in self.generic}
         groups_here = group.to(policy.device)
-        begins = list(leaves.values())  # all outputs depend on these or on one that begins a graph
+        # What the backward pass goes down to, so that it reaches every module with a hook: generic
+        # parameters, and outputs at which a graph begins, as nothing before them has a gradient.
+        begins = list(leaves.values())
 
         @torch.no_grad()
         def give(
@@ -154,13 +158,14 @@ class GroupedGradients:
             if where is None and delta.shape[:-1].numel() == len(batch.sequence):
                 where = groups_here[batch.sequence]
             if where is not None:
-                # Modes that were open where the backward was called are not in its hooks.
+                # `normed` makes the norm's forward again, in the modes of the policy's passes.
+                # Those that were open where the backward was called are not open in its hooks.
                 again = policy.differentiable() if rule.kind == "norm" else nullcontext()
                 with again:
                     add(rule, value, delta.flatten(0, -2), where)
 
         def take(call: Call) -> None:
-            if call.output.is_leaf:
+            if call.output.is_leaf:  # nothing before it has a gradient (`recorded_calls`)
                 begins.append(call.output)
             hook = partial(give, call.rule, call.input.detach())
             hooks.callback(call.output.register_hook(hook).remove)
@@ -169,7 +174,7 @@ class GroupedGradients:
             with recorded_calls(self.rules, set(), take), torch.enable_grad():
                 token_values = values(policy.logits({**cast, **leaves}, batch, forward_mode=False))
             if begins:
-                keeps_graph = bool(leaves)
+                keeps_graph = bool(leaves)  # each group has one more backward pass below
                 torch.autograd.grad(
                     token_values.sum(), begins, retain_graph=keeps_graph, allow_unused=True
                 )
@@ -190,9 +195,11 @@ def groups_of(
     **Arguments:** `positions`: the output's shape without features: that of `rows`, sequences ×
     length, with heads or other axes beside them, or flattened.
     """
+    # With heads beside them there are `times` positions a token.
     times, rest = divmod(positions.numel(), rows.numel())
     if rest or positions[0] not in (rows[0], rows.numel()):
         return None
+    # Sequences come first, in either shape: those of a sequence stand together.
     return group.repeat_interleave(times * rows[1])
 
 
@@ -235,7 +242,10 @@ def _add_products(
     where: Int[Tensor, " positions"],
     out: Float[Tensor, "groups size"],
 ) -> None:
-    """`Σ_s left_s right_sᵀ` over each group's positions; at once where all have as many."""
+    """`Σ_s left_s right_sᵀ` over each group's positions; at once where all have as many.
+
+    A group's positions stand side by side, groups in rising order (`GroupedGradients.add`).
+    """
     matrices = out.unflatten(1, (left.shape[1], right.shape[1]))
     counts = torch.bincount(where, minlength=len(out))
     if bool((counts == counts[0]).all()):

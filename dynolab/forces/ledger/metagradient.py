@@ -67,8 +67,10 @@ class Metagradient:
     ) -> None:
         self._policy, self._functionals = policy, functionals
         self._batch_tokens = batch_tokens or policy.batch_tokens
+        # The step entered last, and the weights before it.
         self._at: tuple[int, Float[Tensor, " parameters"]] | None = None
-        self._by_weights = self._by_momentum = torch.zeros(())
+        # a_{s+1} and U_{s+1}, a row a functional.
+        self._by_parameters = self._sensitivity = torch.zeros(())
 
     def enter(self, record: StepRecord) -> StepMetagradient:
         """The derivatives by the weights of the examples of the step before the one entered last.
@@ -82,17 +84,18 @@ class Metagradient:
         if self._at is None:
             answers = [term.sequence for q in self._functionals for term in q.terms]
             route = GroupedGradients.build(policy, record.after, answers[:2])
-            self._by_weights = slopes_of(
+            self._by_parameters = slopes_of(
                 self._functionals, route, record.after, batch_tokens=self._batch_tokens
             ).gradients
         else:
             check_follows(record, after, *self._at)
         momentum, decay = facts.optimizer.momentum, facts.optimizer.weight_decay
-        entering = facts.learning_rate * self._by_weights + momentum * self._by_momentum
-        along = self._through_clipping(record, entering)
-        nats, turned = self._derivatives(record, along)
-        self._by_weights = self._by_weights - turned - decay * entering
-        self._by_momentum = entering
+        # U_s, E_s and (∂g_s/∂θ)ᵀ E_s, as the equations above have them.
+        sensitivity = facts.learning_rate * self._by_parameters + momentum * self._sensitivity
+        by_gradient = self._through_clipping(record, sensitivity)
+        nats, through_gradient = self._derivatives(record, by_gradient)
+        self._by_parameters = self._by_parameters - through_gradient - decay * sensitivity
+        self._sensitivity = sensitivity
         self._at = (facts.step, flatten(policy.cast(record.before)))
         return StepMetagradient(facts.step, tuple(example.id for example in record.examples), -nats)
 
@@ -123,9 +126,11 @@ class Metagradient:
         by_parameters = torch.zeros_like(along)
         batches = step_batches(record.examples, objective, policy, self._batch_tokens)
         for examples, batch in batches:
+            # The example of every response, then the weight of every token.
             place = [n for n in examples for _ in record.examples[n].responses(objective.sides)]
             weight = weights[torch.tensor(place, device=weights.device)][batch.sequence]
             logps = objective_logps(policy, leaves, batch, objective)
+            # −w c of every log π: a token has one, or one for each of several targets.
             pulls = -weight.view(-1, *[1] * (logps.dim() - 1)) * objective.token_weights(
                 logps, batch
             )
@@ -135,10 +140,11 @@ class Metagradient:
             total = torch.cat([part.flatten() for part in gradient])
             for number, direction in enumerate(along):
                 inputs = [weights, *leaves.values()]
-                own_weights, *rest = torch.autograd.grad(
+                # A vector-Jacobian product with E, as g has a graph of its own.
+                by_example_weight, *rest = torch.autograd.grad(
                     total, inputs, direction, retain_graph=True, materialize_grads=True
                 )
-                by_weights[:, number] += own_weights
+                by_weights[:, number] += by_example_weight
                 by_parameters[number] += torch.cat([part.flatten() for part in rest])
         return by_weights, by_parameters
 

@@ -55,6 +55,7 @@ class PassAgain:
         """
         groups: list[set[str]] = []
         for rule in self.rules:
+            # The groups that share a name with the rule become one with it.
             joined, apart = set(rule.names), []
             for group in groups:
                 if group & joined:
@@ -92,7 +93,7 @@ class PassAgain:
                 yield name, some, gradients_of_some
 
     def _by_rule(self, some: slice, rows: dict[str, Float[Tensor, "some _"]]) -> None:
-        for rule, value, signal, where in self.signals:
+        for rule, value, signal, where in self.signals:  # `where`: every position's sequence
             if rows.keys().isdisjoint(rule.names):
                 continue
             inside = (where >= some.start) & (where < some.stop)

@@ -51,7 +51,7 @@ def example_pushes(
     at_once = max(1, memory_for(policy.home) // pushes.slopes[0].nbytes)
     for batch in micro_batches(
         record.examples, objective.sides, batch_tokens or policy.batch_tokens
-    ):
+    ):  # a batch is its examples' numbers
         for start in range(0, len(batch), at_once):
             numbers = batch[start : start + at_once]
             lines[:, numbers] = pushes.lines(pushes.by_example(numbers))
@@ -116,16 +116,23 @@ class _Pushes:
     def by_side(self, number: int) -> Float[Tensor, "2 parameters"]:
         """The gradients of the loss through the chosen and the rejected responses of an example."""
         batch = self._batch([number])
-        numbers = torch.arange(len(batch.side))
-        rows = self.gradients.rows(self.record.before, len(numbers))
+        responses = torch.arange(
+            len(batch.side)
+        )  # each has a row, as sides need not stand together
+        rows = self.gradients.rows(self.record.before, len(responses))
         losses = ResponseLosses(self.objective, batch)
-        self.gradients.add(self.record.before, batch, losses, numbers, into=rows)
+        self.gradients.add(self.record.before, batch, losses, responses, into=rows)
         side_of_row = batch.side.to(rows.device)
         return torch.stack([rows[side_of_row == side].sum(0) for side in (CHOSEN, REJECTED)])
 
     def lines(self, rows: Float[Tensor, "parts parameters"]) -> Float[Tensor, "observed parts"]:
+        """Lines of parts of the gradient, a row each, as a ledger has those of responses.
+
+        Without a tail: what momentum carries into later steps does not count.
+        """
         change = Change(self.record.after, self.map.before)
         blocks = block_columns(self.record.before)
+        # Without labels: only a step's entries name its rows.
         step = StepMade(self.record.facts.step, (), rows, self.map, change, blocks)
         total = torch.zeros(len(self.slopes), len(rows), dtype=torch.float64)
         for _, columns in step.slices():

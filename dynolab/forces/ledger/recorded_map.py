@@ -25,8 +25,8 @@ from dynolab.training.step_record import StepFacts, StepRecord
 class RecordedMap:
     """The map of a recorded step, computed where it is asked for.
 
-    `before`, `state`: the record's tensors as flat vectors, maybe on the host, and `gradient`, of
-    its loss.
+    All tensors are flat vectors, which may be on the host: `before` and `state` are the record's
+    weights and optimizer state before the step, `gradient` is that of its loss before clipping.
     """
 
     facts: StepFacts
@@ -55,7 +55,7 @@ class RecordedMap:
     @property
     def carry(self) -> float:
         """How much momentum is left after a step."""
-        return self.at(slice(0, 1)).carry
+        return self.at(slice(0, 1)).carry  # the same for all parameters
 
     @property
     def momentum(self) -> Float[Tensor, " parameters"]:
@@ -92,8 +92,9 @@ class Change:
         before = self.before[columns]
         if not len(before):
             return before
+        # The parameter in which the columns lie: the first one that stops behind their start.
         place = bisect_right(self._stops, columns.start)
         weight = [*self.after.values()][place]
         parameter_start = self._stops[place] - weight.numel()
-        first = columns.start - parameter_start
+        first = columns.start - parameter_start  # counted within the parameter
         return weight.detach().flatten()[first : first + len(before)].to(before) - before

@@ -22,10 +22,10 @@ from dynolab.training.step_record import StepRecord
 
 @dataclass(frozen=True)
 class StepResponses:
-    """A step's responses, entry by entry: what they are, ∇_θ of the loss through each, and s.
+    """A step's responses: their labels, and ∇_θ of the loss through each, a row of `gradients`.
 
-    The gradients add up to that of the loss. `weighted` holds every token with the objective's c,
-    `terms`, where they are wanted, its A and G.
+    The rows add up to the gradient of the loss. `weighted` holds every token with the objective's
+    c, that is s = c log π, and `terms`, where they are wanted, its A and G.
     """
 
     labels: tuple[Updating, ...]
@@ -55,12 +55,14 @@ def step_responses(
     room = len(labels) * size <= memory_for(policy.home)
     rows = gradients.rows(record.before, len(labels), None if room else torch.device("cpu"))
     counts = (len(example.responses(objective.sides)) for example in record.examples)
-    starts = [0, *accumulate(counts)]
+    starts = [0, *accumulate(counts)]  # rows of example n: from starts[n] to starts[n + 1]
     weighted: dict[int, WeightedResponse] = {}
     terms: dict[int, TokenTerms] = {}
     tokens = batch_tokens or policy.batch_tokens
     for numbers, batch in step_batches(record.examples, objective, policy, tokens):
         places = list(chain.from_iterable(range(starts[n], starts[n + 1]) for n in numbers))
+        # Batches are made by length. Where its rows stand side by side, gradients are added to them
+        # in place; else in a tensor of their own, which is copied.
         neighbours = places[-1] - places[0] < len(places)
         batch_rows = rows[places[0] : places[-1] + 1]
         if not neighbours:
@@ -72,7 +74,7 @@ def step_responses(
         together = [record.examples[number] for number in numbers]
         weighted_here = weighted_of(together, objective, batch, losses.token_weights)
         weighted |= zip(places, weighted_here, strict=True)
-        terms |= zip(places, losses.terms, strict=False)
+        terms |= zip(places, losses.terms, strict=False)  # none where they are not wanted
     ordered = tuple(weighted[place] for place in range(len(labels)))
     return StepResponses(
         tuple(labels), rows, ordered, tuple(terms[place] for place in sorted(terms))

@@ -60,13 +60,14 @@ class StepMade:
     @cached_property
     def factors(self) -> Float[Tensor, " parts"]:
         """κ(g − h): what the step would have multiplied its gradient by without each part h."""
-        device = self.map.at(slice(0, 0)).out.device
+        device = self.map.at(slice(0, 0)).out.device  # no columns: where the map computes
         count = len(self.gradients) + len(self.groups)
         squares = torch.zeros(count, dtype=torch.float64, device=device)  # ‖g − h‖²
         square = squares.new_zeros(())  # ‖g‖²
         for _, columns in self.slices():
             parts = self.parts(columns, device)
             update_map = self.map.at(columns)
+            # `parts[:0]`, slopes of no functionals: a norm needs none.
             squares += self.removal(update_map, parts[:0]).squares(parts)
             square += update_map.gradient.square().sum(dtype=torch.float64)
         facts = self.map.facts
@@ -137,6 +138,8 @@ def entries_of(
     sums = _Sums.zeros(start.values, responses + len(step.groups))
     blocks = {block: sums.lines.new_zeros(len(start.values), 2) for block in step.blocks}
     of_side = [[label.side == side for label in step.labels] for side in SIDES]
+    # This step's push, where the step before may be further away than one (`Later.push`); in the
+    # memory of the last one's.
     pushed = None if later is None else later.push
     if pushed is None and not every_step:
         pushed = torch.empty_like(end.gradients)
@@ -161,29 +164,30 @@ def entries_of(
         parts = step.parts(columns, device)
         lines = step.removal(update_map, slopes, tail).lines(parts, step.factors)
         sums.lines += lines
+        of_responses = lines[:, :responses]  # without the groups', which are these once more
         for column, members in enumerate(of_side):
-            blocks[block][:, column] += lines[:, :responses][:, members].sum(1)
+            blocks[block][:, column] += of_responses[:, members].sum(1)
 
         sums.add_from_here(update_map, sensitivity)
         sums.add_in_step(update_map, slopes, step.change.at(columns).to(slopes))
-        # In place: the slopes at the end are read, and U takes as much memory.
+        # U takes the place of the slopes at the end, which are not read again here.
         end.gradients[:, columns] = sensitivity
         if pushed is not None:
             pushed[:, columns] = push
-    of_responses, of_groups = sums.lines[:, :responses], sums.lines[:, responses:]
+    response_lines, group_lines = sums.lines[:, :responses], sums.lines[:, responses:]
     account = StepAccount(
         step=step.number,
         responses=step.labels,
-        lines=of_responses.T,
+        lines=response_lines.T,
         decay=sums.direct + sums.pull,
-        carried_in=step.map.carry * sums.momentum,
+        carried_in=step.map.carry * sums.momentum,  # −β ⟨U, b⟩
         before=start.values,
         after=end.values,
         predicted=sums.predicted,
         rounding=sums.rounding + sums.rounded_momentum,
-        unexplained=torch.zeros_like(sums.predicted),
-        together=sums.gradient - of_responses.sum(1),
-        groups=dict(zip(step.groups, of_groups.T, strict=True)),
+        unexplained=torch.zeros_like(sums.predicted),  # a record's gradient is its responses' sum
+        together=sums.gradient - response_lines.sum(1),
+        groups=dict(zip(step.groups, group_lines.T, strict=True)),
         blocks=blocks,
     )
     return account, Later(end.gradients, pushed)
@@ -212,6 +216,7 @@ class _Sums:
     @classmethod
     def zeros(cls, values: Nats, parts: int) -> Self:
         lines = values.new_zeros(len(values), parts, dtype=torch.float64)
+        # Seven: the fields after `lines`.
         return cls(lines, *lines.new_zeros(7, len(values)))
 
     def add_from_here(

@@ -90,6 +90,7 @@ class LedgerTables:
         self._append(
             "lines",
             step=[entries.step] * entries.lines.numel(),
+            # Response by response, as the matrix is flattened: 0 0 1 1 …, q r q r ….
             response=np.repeat(range(count), len(self.names)).tolist(),
             functional=self.names * count,
             nats=entries.lines.flatten().tolist(),
@@ -99,6 +100,7 @@ class LedgerTables:
                 "blocks",
                 step=[entries.step] * sums.numel(),
                 block=[block] * sums.numel(),
+                # Functional by functional, as the sums' columns are sides.
                 functional=np.repeat(self.names, len(SIDES)).tolist(),
                 side=[*SIDES] * len(self.names),
                 nats=sums.flatten().tolist(),
@@ -149,7 +151,7 @@ class LedgerTables:
         """
         steps, lines = read_arrays(self._tables["steps"]), read_arrays(self._tables["lines"])
         accounts = {}
-        for name in names if self.entered else ():
+        for name in names if self.entered else ():  # no step, no account
             accounts[name] = account_of(name, steps, lines, every_step=False)
         fell = {name: account.end - account.start for name, account in accounts.items()}
         worst = min(fell, key=fell.__getitem__, default=None)
@@ -159,10 +161,12 @@ class LedgerTables:
         responses = Responses(table["example"], table["side"], table["step"])
         nats = accounts[worst].lines
         rows: list[Any] = self._tables["responses"]["tokens"]
+        # Examples with such an answer; the array takes booleans as a mask.
         long = set(table["example"][[len(tokens) > room for tokens in rows]])
-        pushers = responses.pushers(nats)
+        pushers = responses.pushers(nats)  # what lowered it most comes first
         fitting = [pusher for pusher in pushers if pusher.example not in long]
         puller = (fitting or pushers)[0].example
+        # NaN in steps that the example is not in.
         by_step = responses.by_step(nats, [responses.examples.index(puller)])[0]
         return HardestPull(worst, puller, responses.steps[int(np.nanargmin(by_step))])
 
@@ -181,6 +185,7 @@ class LedgerTables:
             steps=self.entered,
             responses=len(self._tables["responses"]["step"]),
             closure=largest(lambda account: account.missing),
+            # An `Account` counts rounding as a part of its residual; here each has its share.
             residual_share=largest(lambda account: account.residual - account.arithmetic),
             rounding_share=largest(lambda account: account.arithmetic),
             whole=self._every_step,
@@ -221,7 +226,7 @@ class InRunLedger:
     def __call__(self, record: StepRecord) -> dict[str, float]:
         """Writes the step's lines; returns its sums as metrics, `ledger/<kind>/<part>`, in nats."""
         account = self._ledger.enter(record)
-        self._ledger.forget()
+        self._ledger.forget()  # so that momentum counts where it acts
         with self._file.open("a") as file:
             file.writelines(line.model_dump_json() + "\n" for line in _lines(account, self._kinds))
         return part_metrics(account.parts(), self._kinds)

@@ -38,10 +38,10 @@ class TrainerPasses(RecordedForwards):
     """What a step would have lacked without each sequence of a trainer's forward passes.
 
     After the step the recorded passes are made again, at the same weights and from the same random
-    state. The gradients of some sequences are formed from a
-    module's inputs and signals, by its rule, one parameter at a time; they are never held for all.
-    Parameters without a rule have a backward pass per sequence. Gradient accumulation, the loss'
-    scale and dropout are inside.
+    state. Gradients of sequences are formed from a module's inputs and signals, by its rule, for
+    one parameter and some sequences at a time; they are never held for all. Parameters without a
+    rule have a backward pass per sequence. Gradient accumulation, the loss' scale and dropout are
+    inside.
 
     **Arguments:**
 
@@ -76,6 +76,7 @@ class TrainerPasses(RecordedForwards):
         self._generic = gradients.generic if has_all_weights else frozenset()
         self._model = model
         self._arithmetic, self._rounding, self._temperature = arithmetic, rounding, temperature
+        # Shares of weights allow no comparison with autograd.
         self._are_tried = not has_all_weights
 
     @torch.no_grad()
@@ -115,7 +116,7 @@ class TrainerPasses(RecordedForwards):
         scale: float,
     ) -> dict[str, SequenceLines]:
         """The lines of one pass; `factors`: the step's clip factors without each sequence."""
-        zeros = factors.new_zeros(2, count, len(factors))
+        zeros = factors.new_zeros(2, count, len(factors))  # lines and shares
         lines_of = {name: SequenceLines(*zeros.clone()) for name in self._parameters}
         for group in again.groups:
             removal = {name: removals(name) for name in group}
@@ -135,9 +136,9 @@ class TrainerPasses(RecordedForwards):
     ) -> Float[Tensor, " sequences"]:
         """What the step would have multiplied its gradient by without each sequence."""
         squares = torch.zeros(again.sequences, dtype=torch.float64, device=self.policy.device)
-        if math.isinf(clipping.bound):
+        if math.isinf(clipping.bound):  # nothing is clipped, with or without a sequence
             return torch.full_like(squares, clip_factor)
-        square = squares.new_zeros(())
+        square = squares.new_zeros(())  # ‖g‖²; `squares` become ‖g − h‖² without each sequence
         for group in again.groups:
             removal = {name: removals(name) for name in group}
             for part in removal.values():
@@ -154,6 +155,7 @@ class TrainerPasses(RecordedForwards):
             stack.enter_context(replayed(self._model, forward.draws, policy.device))
             stack.enter_context(self._arithmetic())
 
+            # The last hidden state, of which a fused head's signals are made.
             def read_hidden(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
                 hidden.append(output[0].detach())
 
@@ -164,13 +166,11 @@ class TrainerPasses(RecordedForwards):
             by_name = differentiable(output, len(forward.ids))
             outputs = [by_name[name] for name in forward.pulls]
             if not self._are_tried:
-                self._try(forward, calls, outputs, hidden[0])
+                self._try(forward, calls, outputs, hidden[0])  # may take rules away
             pulls = forward.pulls.values()
-            signals = []
-            for signal in self._signals(forward, calls, outputs, pulls, bool(self._generic)):
-                if signal[0] in self._rules:
-                    signals.append(signal)
-            if "logits" not in forward.pulls:
+            of_calls = self._signals(forward, calls, outputs, pulls, bool(self._generic))
+            signals = [signal for signal in of_calls if signal[0] in self._rules]
+            if "logits" not in forward.pulls:  # a fused head, which is not called as a module
                 for number in range(len(forward.ids)):
                     signals += self._head(forward, hidden[0], number)
             yield PassAgain(
@@ -213,6 +213,7 @@ class TrainerPasses(RecordedForwards):
     ) -> None:
         """Takes rules away that give another gradient than autograd of the sequence pulled most."""
         self._are_tried = True
+        # The loss pulls at each sequence by a weight; the hardest has the clearest gradient.
         strength = sum(p.flatten(1).abs().sum(1).double() for p in forward.pulls.values())
         number = int(torch.as_tensor(strength).argmax())
         pulls = forward.alone(number)
@@ -224,6 +225,8 @@ class TrainerPasses(RecordedForwards):
         if "logits" not in forward.pulls:
             signals += self._head(forward, hidden, number)
         for rule, value, signal, where in signals:
+            # 0 before this sequence, 1 at it, 2 after it. Rules that tell sequences apart give
+            # nothing to the rows 0 and 2, as only this one is pulled.
             row = (where >= number).long() + (where > number)
             add_call(rule, value, signal, row, by_rule)
         truth = torch.autograd.grad(
@@ -233,10 +236,11 @@ class TrainerPasses(RecordedForwards):
             retain_graph=True,
             materialize_grads=True,
         )
+        # What rounding leaves of a gradient that is about zero.
         least = 1e-6 * max(float(gradient.norm()) for gradient in truth)
         wrong = set()
         for (name, difference), gradient in zip(by_rule.items(), truth, strict=True):
-            difference[1] -= gradient.flatten()
+            difference[1] -= gradient.flatten()  # of all three rows nothing should be left
             if float(difference.norm()) > self._rounding * float(gradient.norm()) + least:
                 wrong.add(name)
         rules = []
@@ -253,7 +257,7 @@ class TrainerPasses(RecordedForwards):
     ) -> Iterator[RuleSignal]:
         """One sequence's signals of the head where its weight was used without a call of it."""
         heads = [rule for rule in self._rules if rule.head]
-        labels = forward.named["labels"][number, 1:]
+        labels = forward.named["labels"][number, 1:]  # labels[t] is scored by hidden[number, t]
         # Where there is no label, log π is a constant zero.
         places = (labels >= 0).nonzero()[:, 0]
         pull = forward.pulls["log_probs"][number].to(hidden.device)[places]

@@ -15,6 +15,10 @@ from dynolab.results.ledger import FunctionalRow
 from dynolab.results.study import ARGMAX
 
 WatchedFunctional = tuple[FunctionalRow, Functional]
+"""A functional, and its row in the ledger's table of functionals."""
+
+Answers = Sequence[tuple[ProbeRow, Encoded]]
+"""Rows and their tokens."""
 
 
 def kind_means(rows: Sequence[ProbeRow], encoder: Encoder, pairs: int) -> list[WatchedFunctional]:
@@ -26,6 +30,7 @@ def kind_means(rows: Sequence[ProbeRow], encoder: Encoder, pairs: int) -> list[W
     by_kind = grouped(((row.split, row.kind), row) for row in first_pairs(rows, pairs))
     for split, kind in list(by_kind):
         if kind == "chosen":
+            # The same answers, whose tokens `mean_of` replaces by the likeliest ones.
             by_kind[split, ARGMAX] = by_kind[split, kind]
     means = []
     for (split, kind), rows_of_kind in by_kind.items():
@@ -44,10 +49,6 @@ def single_answers(
     return means
 
 
-Answers = Sequence[tuple[ProbeRow, Encoded]]
-"""Rows and their tokens."""
-
-
 def encoded_answers(rows: Sequence[ProbeRow], encoder: Encoder) -> Answers:
     """The answers that fit the model's context."""
     answers = [(row, encoder.probe(row)) for row in rows]
@@ -55,7 +56,7 @@ def encoded_answers(rows: Sequence[ProbeRow], encoder: Encoder) -> Answers:
 
 
 def mean_of(name: str, kind: str, answers: Answers) -> list[WatchedFunctional]:
-    """The mean over answers of a split; none if there are no answers."""
+    """The mean over answers of a split, in a list to add to others; empty without answers."""
     if not answers:
         return []
     rows, sequences = zip(*answers, strict=True)
@@ -73,6 +74,7 @@ def functional_of(row: FunctionalRow, rows: Sequence[ProbeRow], encoder: Encoder
         if (answer.split, answer.kind) == (row.split, kind)
     }
     members = [of_kind[pair] for pair in row.pairs]
+    # All of them fitted when the row was made, so that there is a mean.
     ((_, functional),) = mean_of(row.name, row.kind, encoded_answers(members, encoder))
     return functional
 
