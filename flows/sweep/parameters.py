@@ -32,8 +32,8 @@ class Dimension(StageConfig):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_list(cls, given: Any) -> Any:
-        return {"values": given} if isinstance(given, list) else given
+    def _from_list(cls, content: Any) -> Any:
+        return {"values": content} if isinstance(content, list) else content
 
     @field_validator("values")
     @classmethod

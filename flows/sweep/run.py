@@ -137,9 +137,11 @@ def _run_trial(study: SweepStudy, trial: optuna.Trial, platform: Platform) -> No
     pairs = ", ".join(
         f"{name.rpartition('.')[2]} = {short(value)}" for name, value in point.items()
     )
-    own = replace(platform, open_tracking=lambda: platform.tracking, open_parent_run=lambda _: run)
+    trial_platform = replace(
+        platform, open_tracking=lambda: platform.tracking, open_parent_run=lambda _: run
+    )
     # Opened here, so that its run gets metrics also if every stage is cached.
-    run = own.tracking.start_run(
+    run = trial_platform.tracking.start_run(
         f"{pairs} ({sweep.name} {trial.number})"[:120],
         parent=platform.parent_run,
         params=shown_params(settings) | point,
@@ -164,7 +166,7 @@ def _run_trial(study: SweepStudy, trial: optuna.Trial, platform: Platform) -> No
 
         with watched_by(watch):
             planned = replace(flow.plan(settings, planning_platform()), trained=sweep.stage)
-            results = run_on(own, planned, fresh=False)
+            results = run_on(trial_platform, planned, fresh=False)
         paths = metric_paths(sweep, results, platform)
         values = {name: path[-1][1] for name, path in paths.items()}
         of_stage = results[sweep.stage].metrics  # the others are logged at every step
@@ -214,8 +216,8 @@ def metric_paths(
         )
     for metric in sweep.objectives:
         if metric not in paths:
-            known = ", ".join(sorted(paths)) or "none"
-            raise UnknownMetric("metric", metric, f"choose a metric of {sweep.stage}: {known}")
+            choices = ", ".join(sorted(paths)) or "none"
+            raise UnknownMetric("metric", metric, f"choose a metric of {sweep.stage}: {choices}")
         if not math.isfinite(paths[metric][-1][1]):
             raise ConfigError("metric", metric, "is not finite at the end; lower the learning rate")
     return paths
@@ -226,14 +228,14 @@ def _kept(
 ) -> dict[str, dict[str, Any]]:
     """What the sweep's page shows of a trial: last values of some metrics, and two paths."""
     shown = [name for name in dict.fromkeys((*sweep.objectives, *BESIDE)) if name in paths]
-    kept = {}
+    thinned = {}
     per_token = any(name.startswith(LOGP) for name in sweep.objectives)
     for name in (*sweep.objectives, *([] if per_token else [LOGP])):
         finite = [point for point in paths.get(name, ()) if math.isfinite(point[1])]
         if len(finite) > 1:
-            kept[name] = finite[:: -math.ceil(len(finite) / PATH_POINTS)][::-1]
+            thinned[name] = finite[:: -math.ceil(len(finite) / PATH_POINTS)][::-1]
     last = {name: paths[name][-1][1] for name in shown}
     return {
         "values": {name: last[name] for name in last if math.isfinite(last[name])},
-        "paths": kept,
+        "paths": thinned,
     }

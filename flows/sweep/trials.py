@@ -90,8 +90,8 @@ class SweepStudy:
         import optuna
 
         ended = next(name for name, ours in _STATES.items() if ours == state)
-        told = [values[metric] for metric in self.parameters.objectives] if values else None
-        self._study.tell(trial, told, state=optuna.trial.TrialState[ended], skip_if_finished=True)
+        scores = [values[metric] for metric in self.parameters.objectives] if values else None
+        self._study.tell(trial, scores, state=optuna.trial.TrialState[ended], skip_if_finished=True)
 
     def rows(self) -> list[TrialRow]:
         """Every trial that was begun."""

@@ -82,8 +82,8 @@ def stage_key(
     document, fields = canonical(config), type(config).model_fields
     for dotted in operational:
         if dotted.partition(".")[0] not in fields:
-            known = ", ".join(sorted(fields))
-            raise ConfigError("operational", dotted, f"is not a field; choose from: {known}")
+            choices = ", ".join(sorted(fields))
+            raise ConfigError("operational", dotted, f"is not a field; choose from: {choices}")
         _drop(document, dotted)
     content = {"stage": name, "version": version, "config": document, "inputs": dict(inputs)}
     return hashlib.sha256(_dump(content).encode()).hexdigest()

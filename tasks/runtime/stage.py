@@ -123,8 +123,8 @@ def changed_sources(
     for key in platform.store.files.children(f"stages/{stage.name}"):
         for manifest in platform.store.place(stage.name, key).manifests():
             earlier: Sources = {}
-            same = without_sources(manifest.config, earlier) == settings
-            if same and earlier and manifest.parents == parents and manifest.created > newest:
+            is_same = without_sources(manifest.config, earlier) == settings
+            if is_same and earlier and manifest.parents == parents and manifest.created > newest:
                 newest, changed = manifest.created, changed_files(earlier, sources)
     return changed
 
@@ -234,7 +234,7 @@ def _compute(
                 config,
                 inputs,
                 version=stage.version,
-                key_of=lambda other: plan_key(stage, other, inputs),
+                key_of=lambda changed: plan_key(stage, changed, inputs),
                 scratch=scratch,
                 cache=platform.settings.cache,
                 store=platform.store,

@@ -80,8 +80,8 @@ def check_usable(environment: Mapping[str, str] = os.environ) -> None:
 
     Without it, torch would warn and compute on the CPU.
     """
-    given = environment.get(VISIBLE, "").strip()
-    if given in ("", "-1") or environment.get("DS_ACCELERATOR") == "cpu":
+    visible = environment.get(VISIBLE, "").strip()
+    if visible in ("", "-1") or environment.get("DS_ACCELERATOR") == "cpu":
         return
     import torch
 
@@ -94,7 +94,7 @@ def check_usable(environment: Mapping[str, str] = os.environ) -> None:
         reason = str(error).partition("\n")[0]
     raise ConfigError(
         VISIBLE,
-        given,
+        visible,
         f"torch {torch.__version__} cannot use these GPUs ({reason}); install a torch that fits "
         "the driver, or set DS_ACCELERATOR=cpu to compute on the CPU",
     )
@@ -126,11 +126,11 @@ def hold_devices(count: int, names: Sequence[str]) -> Iterator[dict[str, int]]:
     **Raises** `ConfigError` if the host has fewer than `count` devices.
     """
     check_enough("ranks", count, names)
-    with ExitStack() as held:
+    with ExitStack() as stack:
         locks: dict[str, int] = {}
         with ExitStack() as queue:
             _lock("queue-devices", queue, wait=True)
-            if not _add_free(count, names, locks, held):
+            if not _add_free(count, names, locks, stack):
                 log.warning(
                     "waiting for %d of the GPUs %s, of which %d are free: other runs compute on "
                     "the rest; this one goes on when they end, or name other GPUs in %s",
@@ -139,24 +139,24 @@ def hold_devices(count: int, names: Sequence[str]) -> Iterator[dict[str, int]]:
                     len(locks),
                     LISTED,
                 )
-            while not _add_free(count, names, locks, held):
+            while not _add_free(count, names, locks, stack):
                 time.sleep(POLL_SECONDS)
         log.info("computing on the GPUs %s", ", ".join(locks))
         yield locks
 
 
-def _add_free(count: int, names: Sequence[str], locks: dict[str, int], held: ExitStack) -> bool:
+def _add_free(count: int, names: Sequence[str], locks: dict[str, int], stack: ExitStack) -> bool:
     """Lock free devices until `locks` holds `count`; returns whether it does."""
     for name in names:
         if name in locks or len(locks) == count:
             continue
-        if (lock := _lock(f"device-{name}", held, wait=False)) is not None:
+        if (lock := _lock(f"device-{name}", stack, wait=False)) is not None:
             locks[name] = lock
     return len(locks) == count
 
 
-def _lock(name: str, held: ExitStack, *, wait: bool) -> int | None:
-    """Lock a file until `held` closes; returns None if another process holds the lock.
+def _lock(name: str, stack: ExitStack, *, wait: bool) -> int | None:
+    """Lock a file until `stack` closes; returns None if another process holds the lock.
 
     The folder is shared by all users of the host, as the GPUs are.
     """
@@ -169,7 +169,7 @@ def _lock(name: str, held: ExitStack, *, wait: bool) -> int | None:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CREAT, 0o444)
-    held.callback(os.close, descriptor)
+    stack.callback(os.close, descriptor)
     if wait:
         slow = threading.Timer(SILENT_SECONDS, _name_holder, [file])
         slow.start()

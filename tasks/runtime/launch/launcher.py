@@ -105,8 +105,8 @@ def launch_ranks(
         tempfile.TemporaryDirectory(prefix="dynolab-ranks-", dir=job.parent) as folder,
         ExitStack() as holding,
     ):
-        held = holding.enter_context(hold_devices(here, devices)) if devices else {}
-        visible = {VISIBLE: ",".join(held)} if held else {}
+        locks = holding.enter_context(hold_devices(here, devices)) if devices else {}
+        visible = {VISIBLE: ",".join(locks)} if locks else {}
         private, job_id = Path(folder), uuid.uuid4().hex
         program = Program(
             module=module,
@@ -133,7 +133,7 @@ def launch_ranks(
                 [str(private / "torchrun.json"), *options],
                 environment=ranks_environment | {JOB_VARIABLE: job_id},
                 log=logs / "torchrun.log",
-                pass_fds=held.values(),
+                pass_fds=locks.values(),
             )
             try:
                 ended = False

@@ -40,11 +40,11 @@ class Program(BaseModel):
     libraries: dict[str, str]
 
 
-def main(given: Program | None) -> None:
+def main(launched: Program | None) -> None:
     """Run the program; record an exception and raise it again."""
     die_with_parent(starter())
     several = int(os.environ["GROUP_WORLD_SIZE"]) > 1
-    program = rank_0s(given) if several or given is None else given
+    program = rank_0s(launched) if several or launched is None else launched
     rank = os.environ["RANK"]
     descriptor = os.open(
         program.logs / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -69,7 +69,7 @@ def main(given: Program | None) -> None:
         raise
 
 
-def rank_0s(given: Program | None) -> Program:
+def rank_0s(launched: Program | None) -> Program:
     """The program that rank 0 was given, through torchrun's own store.
 
     **Raises** `ConfigError` if this host does not see its files.
@@ -81,8 +81,8 @@ def rank_0s(given: Program | None) -> Program:
     store = dist.TCPStore(
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
     )
-    if given is not None:
-        store.set("dynolab", given.model_dump_json())
+    if launched is not None:
+        store.set("dynolab", launched.model_dump_json())
     program = Program.model_validate_json(store.get("dynolab"))
     if not program.failures.exists():
         raise ConfigError(

@@ -85,22 +85,22 @@ class Guard:
         if self._is_foreign(request):
             reason = "Only this server's own pages may send requests here, by its own names."
             answer = _refusal(403, reason)
-        elif (given := request.query_params.get("token")) is not None and _is_navigation(request):
-            answer = self._login(request, given)
+        elif (token := request.query_params.get("token")) is not None and _is_navigation(request):
+            answer = self._login(request, token)
         elif scope.get("method") == "GET" and scope["path"] == PROOF_PATH:
             answer = PlainTextResponse(self._proof(request))
         elif (
-            (known := self._is_known(request))
+            (logged_in := self._is_known(request))
             and self._remembered
             and _is_navigation(request)
             and f"{self._cookie}-remembers" not in request.cookies
         ):
-            kept = json.dumps({key: json.dumps(value) for key, value in self._remembered.items()})
+            items = json.dumps({key: json.dumps(value) for key, value in self._remembered.items()})
             answer = HTMLResponse(
-                f"<script>Object.assign(localStorage, {kept}); location.reload()</script>"
+                f"<script>Object.assign(localStorage, {items}); location.reload()</script>"
             )
             answer.set_cookie(f"{self._cookie}-remembers", "1", max_age=LOGIN_DAYS * 86400)
-        elif known:
+        elif logged_in:
             await self._application(scope, receive, _with_headers(send, _SECURITY_HEADERS))
             return
         elif scope.get("method") == "GET" and scope["path"] in self._public:
@@ -187,8 +187,8 @@ def _with_headers(send: Send, headers: dict[bytes, bytes]) -> Send:
 
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
-            kept = [pair for pair in message.get("headers", ()) if pair[0].lower() not in headers]
-            message["headers"] = [*kept, *headers.items()]
+            others = [pair for pair in message.get("headers", ()) if pair[0].lower() not in headers]
+            message["headers"] = [*others, *headers.items()]
         await send(message)
 
     return send_with_headers

@@ -115,21 +115,21 @@ def prefect_application(folder: Path, port: int, standing: bool, *, api_only: bo
 
     # What a request leaves out keeps its value. Without this, pausing or resuming a schedule would
     # set its parameters to the class's default, {}.
-    whole = DeploymentScheduleUpdate.model_dump
+    dump = DeploymentScheduleUpdate.model_dump
     DeploymentScheduleUpdate.model_dump = lambda self, **how: {  # type: ignore[method-assign]
-        name: value for name, value in whole(self, **how).items() if name in self.model_fields_set
+        name: value for name, value in dump(self, **how).items() if name in self.model_fields_set
     }
     application = create_app(final=True, webserver_only=api_only)
     copied = os.environ.get(
         "PREFECT_UI_STATIC_DIRECTORY"
     )  # where the library's folder is read only
     pages = Path(copied, "v2") if copied else Path(prefect.__ui_v2_static_subpath__)
-    own = {
+    routes = {
         **{f"/v2/assets/{script.name}": script for script in pages.glob("assets/index-*.js")},
         # Linked there, kept elsewhere.
         **{f"/{icon.name}": icon for icon in pages.glob("ico/*.ico")},
     }
-    for address, file in own.items():
+    for address, file in routes.items():
         kind, _ = guess_type(file.name)
         answer = Response(file.read_bytes().replace(_ANALYTICS_KEY, b""), media_type=kind)
         application.router.routes.insert(0, Route(address, answer))

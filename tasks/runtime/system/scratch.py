@@ -35,9 +35,9 @@ def _take_lock(parent: Path, lock: Path) -> IO[str]:
     try:
         fcntl.flock(parent_lock, fcntl.LOCK_EX)
         _remove_abandoned(parent)
-        held = lock.open("w")
-        fcntl.flock(held, fcntl.LOCK_EX)
-        return held
+        lock_file = lock.open("w")
+        fcntl.flock(lock_file, fcntl.LOCK_EX)
+        return lock_file
     finally:
         os.close(parent_lock)
 

@@ -47,16 +47,16 @@ def own_folder(folder: Path) -> Path:
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
         return folder
-    found = folder.stat()
-    if found.st_uid != os.geteuid():
+    stats = folder.stat()
+    if stats.st_uid != os.geteuid():
         raise ConfigError(
             HOME, str(folder), "belongs to another user; name a folder that does not exist yet"
         )
-    if found.st_mode & 0o067:
+    if stats.st_mode & 0o067:
         raise ConfigError(
             HOME,
             str(folder),
-            f"is open to other users (mode {stat.S_IMODE(found.st_mode):o}); name a folder that "
+            f"is open to other users (mode {stat.S_IMODE(stats.st_mode):o}); name a folder that "
             f"does not exist yet, or, if nobody else has used this one: chmod 700 {folder}",
         )
     return folder
@@ -77,16 +77,16 @@ def kept_secret(name: str, file: Path) -> str:
         with suppress(FileExistsError):
             os.link(part, file)
         part.unlink()
-    found = file.stat()
-    if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
+    stats = file.stat()
+    if stats.st_uid != os.geteuid() or not stat.S_ISREG(stats.st_mode):
         raise ConfigError(
             name, "…", f"{file} is not a file of this user; delete it, and a new one is created"
         )
-    if found.st_mode & 0o077:
+    if stats.st_mode & 0o077:
         raise ConfigError(
             name,
             "…",
-            f"other users may read {file} (mode {stat.S_IMODE(found.st_mode):o}); delete it, and a "
+            f"other users may read {file} (mode {stat.S_IMODE(stats.st_mode):o}); delete it, and a "
             f"new one is created, or, if nobody has read it: chmod 600 {file}",
         )
     return file.read_text(encoding="utf-8").strip()

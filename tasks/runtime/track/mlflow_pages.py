@@ -87,7 +87,7 @@ def charts_of(run: Run, trainings: Sequence[str]) -> tuple[str, str]:
     Sorted by name, runs stand in a flat list: under their parent they would be folded away.
     """
     numbers, listed = count(), ", ".join(f"'{training}'" for training in trainings)
-    made = f"attributes.run_id IN ({listed})"
+    these_runs = f"attributes.run_id IN ({listed})"
     under = f"tags.`mlflow.parentRunId` = '{run.run_id}' and {_IS_TRAINING}"
     charts: list[dict[str, Any]] = [
         {
@@ -108,7 +108,7 @@ def charts_of(run: Run, trainings: Sequence[str]) -> tuple[str, str]:
         for metrics in drawn
     ]
     state = {
-        "searchFilter": made if trainings else under,
+        "searchFilter": these_runs if trainings else under,
         "orderByKey": "tags.`mlflow.runName`",
         "orderByAsc": True,
         "runsHiddenMode": "SHOW_ALL",

@@ -272,9 +272,9 @@ def shown_params(settings: BaseModel) -> dict[str, str]:
 
     Those other than their defaults, and all of an objective that a study file sets.
     """
-    own = dict(flat(settings.model_dump(mode="json", exclude_defaults=True)))
-    given = dict(flat(settings.model_dump(mode="json", exclude_unset=True)))
-    shown = {name: text for name, text in given.items() if "objective." in name} | own
+    not_default = dict(flat(settings.model_dump(mode="json", exclude_defaults=True)))
+    set_by_user = dict(flat(settings.model_dump(mode="json", exclude_unset=True)))
+    shown = {name: text for name, text in set_by_user.items() if "objective." in name} | not_default
     return dict(islice((pair for pair in shown.items() if pair[1] != "{}"), SHOWN_PARAMS))
 
 

@@ -133,8 +133,8 @@ class Sender:
                     self.client.set_experiment_tag(run.experiment_id, *charts_of(run, trainings))
                 address = page and run_page(Run(page[0], run.experiment_id, ""), page[1])
                 text = description(run, charts=trainings is not None, page=address)
-                own = record.tags.get(DESCRIPTION_TAG, "")
-                self.client.set_tag(run.run_id, DESCRIPTION_TAG, f"{own} {text}".strip())
+                user_text = record.tags.get(DESCRIPTION_TAG, "")
+                self.client.set_tag(run.run_id, DESCRIPTION_TAG, f"{user_text} {text}".strip())
         for model in models:
             self._register_model(
                 model["run_id"] or run.run_id, model["name"], model["source"], model["tags"]

@@ -116,20 +116,20 @@ class Tracking:
         """
         deadline = time.monotonic() + timeout
         self._adopt()
-        while (left := self._unsent()) and time.monotonic() < deadline:
+        while (unsent := self._unsent()) and time.monotonic() < deadline:
             self.wake()
             time.sleep(AWAITED_PAUSE_SECONDS)
-        return left
+        return unsent
 
     def close(self, timeout: float) -> int:
         """Call `send_pending`, then stop; returns how many runs remain in the outbox."""
-        left = self.send_pending(timeout)
+        unsent = self.send_pending(timeout)
         self._stop.set()
         self.wake()
         self._thread.join(timeout=5.0)
         for tracker in list(self._runs.values()):
             tracker.release()
-        return left
+        return unsent
 
     def wake(self) -> None:
         """Send soon rather than at the next round."""
