@@ -44,7 +44,7 @@ def _take_lock(parent: Path, lock: Path) -> IO[str]:
 
 def _remove_abandoned(parent: Path) -> None:
     for lock in parent.glob("*.lock"):
-        with lock.open("a") as probe:
+        with lock.open("a") as probe:  # "a": no error if it is deleted meanwhile
             try:
                 fcntl.flock(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
