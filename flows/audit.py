@@ -93,19 +93,19 @@ def plan(parameters: AuditParameters, platform: Platform) -> Plan:
     """
     needed = ("train.jsonl", "heldout.jsonl")
     update, existing = resolved_sources(parameters, parameters.models, platform, needed)
-    known = parameters.model_copy(update=update)
+    resolved = parameters.model_copy(update=update)
     steps = [
-        *import_steps(known.models, existing, data=known.data),
-        Step("audit", AUDIT, known.audit, {"data": "data", "model": MODEL}),
+        *import_steps(resolved.models, existing, data=resolved.data),
+        Step("audit", AUDIT, resolved.audit, {"data": "data", "model": MODEL}),
     ]
     shown = {"data": "data", "audit": "audit"}
-    if known.trained is not None:
+    if resolved.trained is not None:
         steps.append(Step("foresight", FORESIGHT, ForesightConfig(), {**shown, "model": TRAINED}))
         shown["foresight"] = "foresight"
     page = AuditPageConfig(
-        name=known.name, objective=known.audit.objective.name, settings=known.as_yaml
+        name=resolved.name, objective=resolved.audit.objective.name, settings=resolved.as_yaml
     )
-    return Plan(known, [*steps, Step("audit-page", AUDIT_PAGE, page, shown)], existing)
+    return Plan(resolved, [*steps, Step("audit-page", AUDIT_PAGE, page, shown)], existing)
 
 
 FLOW = StagedFlow(

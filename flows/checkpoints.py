@@ -69,7 +69,7 @@ def check_named(field: str, model: ModelConfig) -> None:
 
 
 def resolved_models(
-    models: Mapping[str, AnyModel], known: Mapping[str, StageResult], platform: Platform
+    models: Mapping[str, AnyModel], results: Mapping[str, StageResult], platform: Platform
 ) -> tuple[dict[str, AnyModel], dict[str, StageResult]]:
     """Pins models to their current content; also returns the results that they name, by field.
 
@@ -78,7 +78,7 @@ def resolved_models(
     resolved, existing = dict(models), {}
     for field, model in models.items():
         if model.result is not None:
-            existing[field] = named_result(f"{field}.result", model.result, known, platform)
+            existing[field] = named_result(f"{field}.result", model.result, results, platform)
             _check_result(field, model, existing[field], platform)
         else:
             with under_field(f"{field}.model"):
@@ -100,8 +100,8 @@ def resolved_sources(
 
     **Raises** `ConfigError` for an unknown result, or one without the needed files.
     """
-    known = results_of(parameters.study, platform)
-    checkpoints, existing = resolved_models(models, known, platform)
+    results = results_of(parameters.study, platform)
+    checkpoints, existing = resolved_models(models, results, platform)
     resolved: dict[str, Any] = dict(checkpoints)
     named = parameters.data_result
     if named is None and parameters.study is not None and "data" not in parameters.model_fields_set:
@@ -109,7 +109,7 @@ def resolved_sources(
     if named is None:
         resolved["data"] = resolve_data(parameters.data)
     else:
-        result = existing["data"] = named_result("data_result", named, known, platform)
+        result = existing["data"] = named_result("data_result", named, results, platform)
         files = platform.store.manifest(result.address, result.digest).files
         if missing := [name for name in needed if name not in files]:
             raise ConfigError(
@@ -146,13 +146,13 @@ def results_of(study: str | None, platform: Platform) -> dict[str, StageResult]:
 
 
 def named_result(
-    field: str, reference: str, known: Mapping[str, StageResult], platform: Platform
+    field: str, reference: str, results: Mapping[str, StageResult], platform: Platform
 ) -> StageResult:
     """Looks up a result by the name of a step, its address, or `<stage>/<key>`."""
-    if reference in known:
-        return known[reference]
+    if reference in results:
+        return results[reference]
     if "/" not in reference:
-        names = ", ".join(known)
+        names = ", ".join(results)
         remedy = f"choose one of {names}" if names else "run the study first"
         raise ConfigError(field, reference, f"the study has no such finished step; {remedy}")
     return existing_result(platform.store, field, reference)
@@ -160,9 +160,9 @@ def named_result(
 
 def inputs_of(result: StageResult, platform: Platform) -> dict[str, StageResult | None]:
     """What a result's stage read, by the names of its inputs; None: no longer in the store."""
-    known = results_by_digest(platform.store)
+    results = results_by_digest(platform.store)
     parents = platform.store.manifest(result.address, result.digest).parents
-    return {name: known.get(digest) for name, digest in parents.items()}
+    return {name: results.get(digest) for name, digest in parents.items()}
 
 
 def _check_result(field: str, model: ModelConfig, result: StageResult, platform: Platform) -> None:

@@ -65,8 +65,8 @@ INTERRUPTED = 130  # exit code after Ctrl-C and SIGTERM
 MOST_PORT = 65_535
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(shown: bool) -> None:
+    if shown:
         typer.echo(f"dynolab {__version__}")
         raise typer.Exit
 
@@ -122,10 +122,10 @@ def audit(
 
     with under_option(model=model, data=data, trained=trained):
         named = named_on_command_line(model, data, trained)
-        given, again = file_and_stages(file, config, stages, fresh=fresh)
-        given = given or (None if named else built_in("audit"))
-        wanted = Wanted(plan=plan, machine=machine, show=show, fresh=again, json=as_json)
-        start(FLOW, given, [*named, *(changes or [])], wanted)
+        study_file, again = file_and_stages(file, config, stages, fresh=fresh)
+        study_file = study_file or (None if named else built_in("audit"))
+        choices = Wanted(plan=plan, machine=machine, show=show, fresh=again, json=as_json)
+        start(FLOW, study_file, [*named, *(changes or [])], choices)
     if model is not None and data is not None and not (plan or show or as_json):
         arguments = shlex.join(["--model", model, "--data", str(data)])
         typer.echo(f"next    {invocation()} init my_study.yaml {arguments}")
@@ -204,8 +204,8 @@ def sweep(
     """Try settings of another flow: a grid, random draws or Optuna's TPE; resumes when rerun."""
     from flows.commands import Wanted, start_sweep
 
-    wanted = Wanted(plan=plan, show=show, json=as_json)
-    start_sweep(one_file(file, config) or built_in("sweep"), changes or [], wanted)
+    choices = Wanted(plan=plan, show=show, json=as_json)
+    start_sweep(one_file(file, config) or built_in("sweep"), changes or [], choices)
 
 
 @app.command(rich_help_panel=RESULTS)
@@ -261,7 +261,7 @@ def push(
     if hub is not None and not yes and not sys.stdin.isatty():
         raise ConfigError("--hub", hub, "shows what it publishes and asks; add --yes to publish")
     push_model(
-        result, hub, to, typer.echo, public=public, agreed=lambda asked: yes or typer.confirm(asked)
+        result, hub, to, typer.echo, public=public, agreed=lambda text: yes or typer.confirm(text)
     )
 
 
@@ -323,10 +323,10 @@ def verify(
     from flows.commands import print_json
     from flows.verify import verify_store
 
-    found = verify_store(results or [], typer.echo, removes=remove)
+    report = verify_store(results or [], typer.echo, removes=remove)
     if as_json:
-        print_json(**found)
-    if not all(damage["removed"] for damage in found["damaged"]):
+        print_json(**report)
+    if not all(damage["removed"] for damage in report["damaged"]):
         raise typer.Exit(1)
 
 

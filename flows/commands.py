@@ -77,7 +77,7 @@ class Wanted:
 
 
 def start(
-    flow: StagedFlow[Parameters], file: Path | None, changes: Sequence[str], wanted: Wanted
+    flow: StagedFlow[Parameters], file: Path | None, changes: Sequence[str], choices: Wanted
 ) -> None:
     """Plan, show or run a flow with a file's parameters and the `changes`.
 
@@ -85,16 +85,16 @@ def start(
     """
     parameters = load_parameters(flow.parameters, file, changes)
     platform = planning_platform()
-    if wanted.plan:
-        _show_plan(flow, parameters, platform, wanted)
+    if choices.plan:
+        _show_plan(flow, parameters, platform, choices)
         return
     planned = flow.plan(parameters, platform)
-    if wanted.show:
-        _show_settings(planned.parameters, wanted)
+    if choices.show:
+        _show_settings(planned.parameters, choices)
         return
-    _check_fresh(planned, wanted)
+    _check_fresh(planned, choices)
     began = time.monotonic()
-    results: Results = run_on_servers(flow, parameters, planned, fresh=wanted.fresh)
+    results: Results = run_on_servers(flow, parameters, planned, fresh=choices.fresh)
     settings = Settings.from_environment()
     store, page = open_store(settings), flow.page_in(settings.reports, parameters.name)
     stages = {step: StageResult.model_validate(result) for step, result in results.items()}
@@ -115,7 +115,7 @@ def start(
     if page.with_name(f"{parameters.name}-{REMEDIES}").exists() and REMEDIES in flow.beside:
         lines.append(f"next    {remedies_command(parameters.name)}")
     console.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
-    if wanted.json:
+    if choices.json:
         print_json(
             flow=flow.name,
             name=parameters.name,
@@ -130,20 +130,20 @@ def start(
         )
 
 
-def start_sweep(file: Path, changes: Sequence[str], wanted: Wanted) -> None:
+def start_sweep(file: Path, changes: Sequence[str], choices: Wanted) -> None:
     """Run the sweep of a file, with the `changes`; raises ConfigError before any server starts."""
     parameters = load_parameters(FLOW.parameters, file, changes)
     check_sweep(parameters)
-    if wanted.show:
-        _show_settings(parameters, wanted)
+    if choices.show:
+        _show_settings(parameters, choices)
         return
-    if wanted.plan:
-        _show_trial_plan(parameters, wanted)
+    if choices.plan:
+        _show_trial_plan(parameters, choices)
         return
     trials = run_on_servers(FLOW, parameters)
     page = Settings.from_environment().reports / f"{parameters.name}.html"
     _show_trials(parameters, trials, page)
-    if wanted.json:
+    if choices.json:
         print_json(flow=FLOW.name, name=parameters.name, page=str(page), **trials)
 
 
@@ -222,41 +222,41 @@ def print_json(**content: Any) -> None:
     print(json.dumps(content, ensure_ascii=False), flush=True)
 
 
-def _show_settings(parameters: FlowParameters, wanted: Wanted) -> None:
+def _show_settings(parameters: FlowParameters, choices: Wanted) -> None:
     """Print all settings, with the sources pinned to their current content."""
-    if wanted.json:
+    if choices.json:
         print_json(settings=parameters.model_dump(mode="json"))
     else:
         print(parameters.as_yaml, end="")
 
 
-def _check_fresh(planned: Plan, wanted: Wanted) -> None:
+def _check_fresh(planned: Plan, choices: Wanted) -> None:
     """**Raises:** `ConfigError` for a stage to compute again that the flow does not have."""
-    for name in wanted.fresh if isinstance(wanted.fresh, tuple) else ():
+    for name in choices.fresh if isinstance(choices.fresh, tuple) else ():
         if not any(step.is_among([name]) for step in planned.steps):
             check_known("--fresh", name, [step.name for step in planned.steps])
 
 
 def _show_plan(
-    flow: StagedFlow[Parameters], parameters: Parameters, platform: Platform, wanted: Wanted
+    flow: StagedFlow[Parameters], parameters: Parameters, platform: Platform, choices: Wanted
 ) -> None:
     from flows.plan_table import show_plan
 
     with names_may_stay() as unresolved:
         planned = flow.plan(parameters, platform)
-    _check_fresh(planned, wanted)
+    _check_fresh(planned, choices)
     if unresolved:
         names = ", ".join(dict.fromkeys(unresolved))
         console.print(f"The Hub did not resolve {names}: keys are known when it does.")
         steps = [Planned(step.name) for step in planned.steps]
     else:
         steps = list(plan(planned.steps, platform, planned.existing))
-    stages = show_plan(console, planned, steps, wanted.machine)
-    if wanted.json:
+    stages = show_plan(console, planned, steps, choices.machine)
+    if choices.json:
         print_json(stages=stages)
 
 
-def _show_trial_plan(parameters: SweepParameters, wanted: Wanted) -> None:
+def _show_trial_plan(parameters: SweepParameters, choices: Wanted) -> None:
     """Print the trials of a grid, and how many of each one's stages are still to run."""
     if parameters.sampler != "grid":
         console.print(f"{parameters.total} trials, drawn by {parameters.sampler} as they begin")
@@ -271,7 +271,7 @@ def _show_trial_plan(parameters: SweepParameters, wanted: Wanted) -> None:
         table.add_row(str(number), *map(str, point.values()), f"{len(due)} of {len(steps)} stages")
         trials.append({"number": number, "settings": point, "to_run": due})
     console.print(table)
-    if wanted.json:
+    if choices.json:
         print_json(trials=trials)
 
 
@@ -332,9 +332,9 @@ def _overlong(results: Results) -> Iterator[str]:
         tuple(int(result["metrics"].get(f"data/rows_{end}", 0)) for end in ("dropped", "truncated"))
         for result in results.values()
     )
-    for (dropped, truncated), own in grouped(zip(counts, results, strict=True)).items():
+    for (dropped, truncated), names in grouped(zip(counts, results, strict=True)).items():
         if dropped or truncated:
-            who = ", ".join(own[:3]) + (f" and {len(own) - 3} more" if len(own) > 3 else "")
+            who = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             yield (
                 f"{who}: longer than the model's context: {dropped} rows dropped, {truncated} "
                 "prompts truncated"
@@ -346,10 +346,10 @@ def _missing(results: Results) -> Iterator[str]:
     for name, result in results.items():
         if missing := result["metrics"].get("probes/missing", 0):
             yield f"{name}: {missing:.0f} rows could not be made; missing.jsonl says why"
-        asked, parsed = (result["metrics"].get(f"judge/{key}", 0) for key in ("asked", "parsed"))
-        if parsed < asked:
+        total, parsed = (result["metrics"].get(f"judge/{key}", 0) for key in ("asked", "parsed"))
+        if parsed < total:
             yield (
-                f"{name}: {asked - parsed:.0f} of {asked:.0f} verdicts are missing; the page says "
+                f"{name}: {total - parsed:.0f} of {total:.0f} verdicts are missing; the page says "
                 "why"
             )
 
@@ -363,7 +363,7 @@ def _about_rows(results: Results) -> Iterator[str]:
     computed = (result["metrics"] for result in results.values() if not result["cached"])
     yield from filter(None, dict.fromkeys(map(rows_line, computed)))
     metrics = (result["metrics"] for result in results.values())
-    unknown = max(map(UnknownTokens.of_metrics, metrics), key=lambda found: found.total)
+    unknown = max(map(UnknownTokens.of_metrics, metrics), key=lambda tokens: tokens.total)
     if unknown.tokens:
         option = unknown.option and f": add {unknown.option}"
         yield f"[yellow]{escape(f'{unknown}{option}')}[/yellow]"

@@ -67,10 +67,10 @@ COMMAND = [sys.executable, "-m", "tasks.runtime.flow_run_process"]
 
 
 def __getattr__(name: str) -> prefect.Flow[..., Any]:
-    known = deployments()
-    if name not in known:
+    by_name = deployments()
+    if name not in by_name:
         raise AttributeError(name)
-    return known[name].prefect_flow()
+    return by_name[name].prefect_flow()
 
 
 def main(*, alone: bool = False) -> None:
@@ -124,15 +124,15 @@ def main(*, alone: bool = False) -> None:
                 client,
                 "reconcile",
                 LISTED["reconcile"],
-                own=IntervalSchedule(interval=timedelta(minutes=10)),
+                interval=IntervalSchedule(interval=timedelta(minutes=10)),
                 entrypoint="flows.deploy.reconcile",
                 description=f"{reconcile.__doc__} Every ten minutes; takes seconds; has no page.",
                 pool="cpu",
                 tags=[TAG, "maintenance"],
             )
         )
-        own = DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
-        for former in client.read_deployments(deployment_filter=own):  # that had other names
+        ours_only = DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
+        for former in client.read_deployments(deployment_filter=ours_only):  # that had other names
             ours = str(former.entrypoint).startswith("flows.deploy.")
             if ours and former.id not in registered and not former.schedules:
                 client.delete_deployment(former.id)
@@ -158,14 +158,14 @@ def _register(
     flow: str,
     name: str,
     *,
-    own: IntervalSchedule | None = None,
+    interval: IntervalSchedule | None = None,
     first: Sequence[DeploymentScheduleCreate] = (),
     pool: str,
     **deployment: Any,
 ) -> UUID:
     """Registers a deployment; relative paths in study files start at its `working_dir`.
 
-    **Arguments:** `own`: its fixed schedule; `first`: those that a new deployment has.
+    **Arguments:** `interval`: its fixed schedule; `first`: those that a new deployment has.
     """
     schedules = list(first)
     with suppress(ObjectNotFound):
@@ -182,8 +182,8 @@ def _register(
             for schedule in client.read_deployment_by_name(f"{flow}/{name}").schedules
             if schedule.slug != "reconcile"
         ]
-    if own is not None:
-        schedules.append(DeploymentScheduleCreate(schedule=own, slug=flow))
+    if interval is not None:
+        schedules.append(DeploymentScheduleCreate(schedule=interval, slug=flow))
     return client.create_deployment(
         client.create_flow_from_name(flow),
         name,

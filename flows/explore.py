@@ -58,8 +58,8 @@ def start(references: Sequence[str], port: int, announce: Callable[[str], None])
     home = Settings.from_environment().home
     with listener(port) as server:
         study, *others = map(open_study, references)
-        for other in others:
-            study = study.beside(other)
+        for second in others:
+            study = study.beside(second)
         from dynolab.explorer.page.app import application
 
         page = application(study)

@@ -109,17 +109,17 @@ def plan(parameters: ForcesParameters, platform: Platform) -> Plan:
         for field, result in results.items()
     }
     update["checkpoints"] = {label: update.pop(field) for field, label in fields.items()}
-    known = parameters.model_copy(update=update)
+    resolved = parameters.model_copy(update=update)
     read: dict[str, dict[str, str]] = {}
-    for label, checkpoint in known.checkpoints.items():
+    for label, checkpoint in resolved.checkpoints.items():
         model = model_step(label)
         inputs = {} if checkpoint.step is None else inputs_of(existing[model], platform)
         replayed = {f"{model}.{name}": it for name, it in inputs.items() if it}
         existing |= replayed
         read[label] = {name: name for name in replayed}
     if "data" in existing:
-        _check_data(existing["data"], known, platform)
-    return Plan(known, forces_steps(known, existing, read), existing)
+        _check_data(existing["data"], resolved, platform)
+    return Plan(resolved, forces_steps(resolved, existing, read), existing)
 
 
 def _check_data(data: StageResult, parameters: ForcesParameters, platform: Platform) -> None:

@@ -213,7 +213,7 @@ def _start(parameters: GrpoParameters, seed: int) -> str:
 FLOW = StagedFlow(
     "grpo",
     GrpoParameters,
-    lambda parameters, _: Plan(known := resolved_comparison(parameters), grpo_steps(known)),
+    lambda parameters, _: Plan(study := resolved_comparison(parameters), grpo_steps(study)),
     page="grpo-page",
     file="grpo.html",
     forms={

@@ -240,9 +240,9 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> WrittenS
     )
     file.write_text(TEMPLATE.format(**settings, time=comment(time)), encoding="utf-8")
     notes = [settings["rows"], f"Columns {loaded.read}.", str(sizes)]
-    left = sizes.unknown
+    counts = sizes.unknown
     if replace:
-        rest = f"{left.tokens} ({left.tokens / left.total:.1%})" if left.tokens else "none"
+        rest = f"{counts.tokens} ({counts.tokens / counts.total:.1%})" if counts.tokens else "none"
         notes.append(
             f"{unknown.counted}: the file replaces {in_words(replace)}, which leaves {rest}."
         )
@@ -287,5 +287,5 @@ def quoted(path: str) -> str:
 
 def beside(file: Path, path: Path) -> str:
     """The path from the file's folder, where it lies below it; else the whole path."""
-    whole, folder = Path(os.path.abspath(path)), Path(os.path.abspath(file)).parent  # noqa: PTH100
-    return str(whole.relative_to(folder)) if whole.is_relative_to(folder) else str(whole)
+    absolute, folder = Path(os.path.abspath(path)), Path(os.path.abspath(file)).parent  # noqa: PTH100
+    return str(absolute.relative_to(folder)) if absolute.is_relative_to(folder) else str(absolute)

@@ -111,44 +111,44 @@ def plan(parameters: JudgeParameters, platform: Platform) -> Plan:
         study = load_parameters(StudyParameters, Path(parameters.study))
         data = seeded_data(study.data, study.seed)
     data = resolve_data(data)
-    known = parameters.model_copy(
+    resolved = parameters.model_copy(
         update={
             "data": data,
             "policies": {name: models[policy_step(name)] for name in parameters.policies},
             "reference": models.get(REFERENCE),
         }
     )
-    answered = {f"{ANSWERS_OF}{name}": f"answers-{name}" for name in known.policies}
+    answered = {f"{ANSWERS_OF}{name}": f"answers-{name}" for name in resolved.policies}
     steps = [
         Step("prompts", PROMPTS, data),
-        *import_steps(known.models, existing),
+        *import_steps(resolved.models, existing),
         *(
             Step(
                 f"answers-{name}",
                 ANSWERS,
-                known.answers,
+                resolved.answers,
                 {"prompts": "prompts", "model": policy_step(name)},
             )
-            for name in known.policies
+            for name in resolved.policies
         ),
     ]
-    for name, judge in known.judges.items():
+    for name, judge in resolved.judges.items():
         job = JudgeJob(
-            label=name, judge=judge, baseline=known.baseline_label, policies=known.others
+            label=name, judge=judge, baseline=resolved.baseline_label, policies=resolved.others
         )
         likely = {REFERENCE: REFERENCE} if isinstance(judge, LogProbJudgeConfig) else {}
         steps.append(Step(f"judge-{name}", JUDGE, job, {**answered, **likely}))
     page = JudgePageConfig(
-        name=known.name,
-        baseline=known.baseline_label,
-        policies=known.others,
-        judges=known.judges,
-        answers=known.answers,
-        settings=known.as_yaml,
+        name=resolved.name,
+        baseline=resolved.baseline_label,
+        policies=resolved.others,
+        judges=resolved.judges,
+        answers=resolved.answers,
+        settings=resolved.as_yaml,
     )
-    judged = {f"{JUDGED_BY}{name}": f"judge-{name}" for name in known.judges}
+    judged = {f"{JUDGED_BY}{name}": f"judge-{name}" for name in resolved.judges}
     steps.append(Step("judge-page", JUDGE_PAGE, page, {**answered, **judged}))
-    return Plan(known, steps, existing)
+    return Plan(resolved, steps, existing)
 
 
 FLOW = StagedFlow("judge", JudgeParameters, plan, page="judge-page", file="judge.html", pool="cpu")

@@ -40,8 +40,8 @@ def plan_ledger(parameters: LedgerParameters, platform: Platform) -> Plan:
 
     **Raises** `ConfigError` for a result that is no training, or whose inputs are gone.
     """
-    known = results_of(parameters.study, platform)
-    trained = named_result(TRAINED, parameters.trained, known, platform)
+    results = results_of(parameters.study, platform)
+    trained = named_result(TRAINED, parameters.trained, results, platform)
     if trained.stage not in READS:
         raise ConfigError(
             TRAINED,

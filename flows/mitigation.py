@@ -86,10 +86,10 @@ class MitigationParameters(PairComparison):
     @field_validator("arms")
     @classmethod
     def _start_from_what_there_is(
-        cls, arms: dict[Label, ArmConfig], known: ValidationInfo
+        cls, arms: dict[Label, ArmConfig], validated: ValidationInfo
     ) -> dict[Label, ArmConfig]:
         """Without SFT, arms that name no start take the base model."""
-        if known.data.get("sft", "not valid") is not None:
+        if validated.data.get("sft", "not valid") is not None:
             return arms
         started = {}
         for label, arm in arms.items():
@@ -160,7 +160,7 @@ def mitigation_steps(parameters: MitigationParameters) -> list[Step]:
 FLOW = StagedFlow(
     "mitigation",
     MitigationParameters,
-    lambda parameters, _: Plan(known := resolved_comparison(parameters), mitigation_steps(known)),
+    lambda parameters, _: Plan(study := resolved_comparison(parameters), mitigation_steps(study)),
     page="mitigation-page",
     file="mitigation.html",
 )
@@ -241,10 +241,10 @@ def _arms(trained: TrainConfig) -> dict[str, ArmConfig]:
     # Without it Adam's first steps are as long as any, from one batch each, and pull hardest.
     warmed = {"warmed-up": ArmConfig(objective=objective, warmup_steps=steps)} if steps else {}
     arms = {"as-it-was": ArmConfig(objective=objective)}
-    given = trained.model_dump(exclude_unset=True)
+    settings = trained.model_dump(exclude_unset=True)
     for label, change in changes.items():
-        own = objective.model_copy(update=change)
+        arm_objective = objective.model_copy(update=change)
         with suppress(ConfigError, ValidationError):  # of a training that cannot take the loss
-            TrainConfig.model_validate(given | {"objective": own.model_dump()})
-            arms[label] = ArmConfig(objective=own)
+            TrainConfig.model_validate(settings | {"objective": arm_objective.model_dump()})
+            arms[label] = ArmConfig(objective=arm_objective)
     return arms | warmed

@@ -80,9 +80,9 @@ def flow_command(name: str) -> Callable[..., None]:
 
         flow = load_flow(name)
         assert isinstance(flow, StagedFlow), "the sweep has its own command"
-        given, again = file_and_stages(file, config, stages, fresh=fresh)
-        wanted = Wanted(plan=plan, machine=machine, show=show, fresh=again, json=as_json)
-        start(flow, given or built_in(name), changes or [], wanted)
+        study_file, again = file_and_stages(file, config, stages, fresh=fresh)
+        choices = Wanted(plan=plan, machine=machine, show=show, fresh=again, json=as_json)
+        start(flow, study_file or built_in(name), changes or [], choices)
 
     return run
 
@@ -113,8 +113,8 @@ def file_and_stages(
         raise ConfigError("STAGE", named[0], "is computed again with --fresh; add it")
     if len(files) > 1:
         raise ConfigError("FILE", files[1], f"{files[0]} is given, too; give one file")
-    given = one_file(Path(files[0]) if files else None, config)
-    return given, tuple(named) if named else fresh
+    study_file = one_file(Path(files[0]) if files else None, config)
+    return study_file, tuple(named) if named else fresh
 
 
 def built_in(name: str) -> Path:

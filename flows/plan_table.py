@@ -22,7 +22,7 @@ from dynolab.errors import ConfigError
 from flows.costs import PlannedCosts
 from flows.flow import Plan, Planned, Step
 
-Found = Mapping[str, StageCost | None]
+StageCosts = Mapping[str, StageCost | None]
 
 LEFT_OUT = ("audit", "forces", "kernel", "ledger", "squeezing")
 """Analyses that a study can do without."""
@@ -36,36 +36,34 @@ def show_plan(
     **Raises:** `ConfigError` for the first stage that does not fit, with the settings that help.
     """
     table = Table("stage", "state", "key")
-    for each in planned:
-        table.add_row(
-            each.step, each.state, each.key[:16] if each.key else "known after its inputs"
-        )
+    for row in planned:
+        table.add_row(row.step, row.state, row.key[:16] if row.key else "known after its inputs")
     console.print(table)
-    for each in planned:
-        if each.changed:
-            console.print(f"{', '.join(each.changed)} changed: {each.step} is computed again")
-    due = {each.step for each in planned if each.state == "to run"}
+    for row in planned:
+        if row.changed:
+            console.print(f"{', '.join(row.changed)} changed: {row.step} is computed again")
+    due = {row.step for row in planned if row.state == "to run"}
     here = this_machine() if machine is None else machine_named(machine)
     costs = PlannedCosts(plan.steps, here)
-    found = {step.name: costs.of(step) for step in plan.steps if step.name in due}
+    stage_costs = {step.name: costs.of(step) for step in plan.steps if step.name in due}
     for line in costs.read:
         console.print(line, highlight=False, soft_wrap=True)
-    if any(found.values()):
-        _show_costs(console, found, here)
+    if any(stage_costs.values()):
+        _show_costs(console, stage_costs, here)
     for step in plan.steps:
-        cost = found.get(step.name)
+        cost = stage_costs.get(step.name)
         if cost is not None and (lack := cost.lacks(here)) is not None:
             raise ConfigError(
                 field_of(step), f"{cost.parameters:,} parameters", f"{lack}; {remedy(step, here)}"
             )
     return [
         {
-            "step": each.step,
-            "state": each.state,
-            "key": each.key,
-            "cost": None if (cost := found.get(each.step)) is None else asdict(cost),
+            "step": row.step,
+            "state": row.state,
+            "key": row.key,
+            "cost": None if (cost := stage_costs.get(row.step)) is None else asdict(cost),
         }
-        for each in planned
+        for row in planned
     ]
 
 
@@ -91,7 +89,7 @@ def remedy(step: Step, machine: Machine) -> str:
     )
 
 
-def _show_costs(console: Console, found: Found, machine: Machine) -> None:
+def _show_costs(console: Console, stage_costs: StageCosts, machine: Machine) -> None:
     size = f"{machine.devices} x {gigabytes(machine.device_bytes)}, " if machine.gpus else ""
     console.print(
         f"On {machine.name} ({size}{gigabytes(machine.host_bytes)} of main memory; "
@@ -102,7 +100,7 @@ def _show_costs(console: Console, found: Found, machine: Machine) -> None:
     for column in ("tokens", "GB a\nrank", "GB\nhost", "GB\nwritten", "time"):
         table.add_column(column, justify="right")
     table.add_column("", no_wrap=True)
-    for name, cost in found.items():
+    for name, cost in stage_costs.items():
         if cost is None:
             table.add_row(name, *("-" * 5), "")
             continue
@@ -116,7 +114,7 @@ def _show_costs(console: Console, found: Found, machine: Machine) -> None:
             "fits" if cost.lacks(machine) is None else "[red]too large[/red]",
         )
     console.print(table)
-    estimates = [cost for cost in found.values() if cost is not None]
+    estimates = [cost for cost in stage_costs.values() if cost is not None]
     parameters = max(cost.parameters for cost in estimates)
     hours = sum(cost.hours for cost in estimates)
     console.print(
@@ -124,7 +122,7 @@ def _show_costs(console: Console, found: Found, machine: Machine) -> None:
         f"{duration(UNTIMED_SECONDS)} to start and to draw pages. {_about(machine)}",
         highlight=False,
     )
-    if None in found.values():
+    if None in stage_costs.values():
         console.print("  -  not estimated")
 
 

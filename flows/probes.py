@@ -77,18 +77,18 @@ def plan(parameters: ProbesParameters, _: Platform) -> Plan:
     **Raises** `ConfigError` for a missing source.
     """
     seed, base = parameters.seed, parameters.base
-    known = parameters.model_copy(
+    resolved = parameters.model_copy(
         update={
             "data": resolve_data(seeded_data(parameters.data, seed)),
             "base": None if base is None else resolve_base(seeded_base(base, seed)),
             "probe_set": parameters.probe_set.model_copy(update={"seed": seed}),
         }
     )
-    steps, reads = [Step("data", DATA, known.data)], {"data": "data"}
-    if known.base is not None:
-        steps.append(base_step("base", known.base, data="data"))
+    steps, reads = [Step("data", DATA, resolved.data)], {"data": "data"}
+    if resolved.base is not None:
+        steps.append(base_step("base", resolved.base, data="data"))
         reads["model"] = "base"
-    return Plan(known, [*steps, Step("probe-set", PROBE_SET, known.probe_set, reads)])
+    return Plan(resolved, [*steps, Step("probe-set", PROBE_SET, resolved.probe_set, reads)])
 
 
 FLOW = StagedFlow(

@@ -149,12 +149,12 @@ def without_folders(value: Any, *, is_path: bool = False) -> Any:
     **Arguments:** `is_path`: whether a text is a path whatever it looks like.
     """
     if isinstance(value, Mapping):
-        kept = {}
+        document = {}
         for name, inner in value.items():
             commit = str(value.get(ON_DISK.get(name) or ""))
             on_hub = _COMMIT.fullmatch(commit) is not None
-            kept[name] = without_folders(inner, is_path=name in ON_DISK and not on_hub)
-        return kept
+            document[name] = without_folders(inner, is_path=name in ON_DISK and not on_hub)
+        return document
     if isinstance(value, list | tuple):
         return [without_folders(inner, is_path=is_path) for inner in value]
     if isinstance(value, str) and (is_path or _PATH.match(value)):
@@ -168,13 +168,13 @@ def described(store: Store, reference: str, name: str) -> tuple[Path, dict[str, 
     They are `README.md`, the card, and of a study `settings.yaml`. None holds a row of the data.
     Figures are a study's: a training alone has none.
     """
-    known, named = results_by_digest(store), existing_result(store, "RESULT", reference)
+    by_digest, named = results_by_digest(store), existing_result(store, "RESULT", reference)
 
     def manifest(result: StageResult) -> Manifest:
         return store.manifest(result.address, result.digest)
 
     def read_by(result: StageResult, name: str) -> StageResult | None:
-        return known.get(manifest(result).parents.get(name, ""))
+        return by_digest.get(manifest(result).parents.get(name, ""))
 
     trained, figures = named, ""
     if named.stage == "report":

@@ -77,10 +77,10 @@ def run_flow(
         assert flow.body is not None, "a flow has stages or a body"
         return flow.body(parameters)
     if (flow_run.run_count or 0) > 1:
-        own = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(flow_run.id)]))
+        this_run = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(flow_run.id)]))
         lost: State[Any] = Crashed(message="Its process was ended; the run goes on in another.")
         with get_client(sync_client=True) as client:
-            for task_run in client.read_task_runs(flow_run_filter=own):
+            for task_run in client.read_task_runs(flow_run_filter=this_run):
                 if task_run.state is not None and task_run.state.is_running():
                     client.set_task_run_state(task_run.id, lost, force=True)
     planned = planned or flow.plan(parameters, planning_platform())

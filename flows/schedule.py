@@ -54,15 +54,15 @@ def change_schedules(
             raise ConfigError("PREFECT_API_URL", str(client.api_url), remedy)
         if file is not None and cron is not None:
             make(client, study_file(file), cron, name, changes)
-        known = schedules(client)
+        by_name = schedules(client)
         for active, chosen in switched.items():
-            check_known("schedule", chosen, list(known))
+            check_known("schedule", chosen, list(by_name))
             if chosen is not None and active is None:
-                client.delete_deployment_schedule(known[chosen][0].id, known[chosen][1].id)
+                client.delete_deployment_schedule(by_name[chosen][0].id, by_name[chosen][1].id)
             elif chosen is not None:
-                deployment, schedule = known[chosen]
+                deployment, schedule = by_name[chosen]
                 client.update_deployment_schedule(deployment.id, schedule.id, active=active)
-        return [_row(client, name, *found) for name, found in sorted(schedules(client).items())]
+        return [_row(client, name, *pair) for name, pair in sorted(schedules(client).items())]
 
 
 def make(
@@ -78,15 +78,15 @@ def make(
     """
     content = read_settings(read_study(file), str(file))
     flow = flow_of(file.name, content) or "study"
-    offered = next(one for one in deployments().values() if one.flow.name == flow)
-    given: dict[str, Any] = {"study_file": file.name, "other_settings": list(changes)}
+    offered = next(candidate for candidate in deployments().values() if candidate.flow.name == flow)
+    fields: dict[str, Any] = {"study_file": file.name, "other_settings": list(changes)}
     if file.resolve().parent != STUDIES:
         located = with_paths(offered.flow.parameters, content, file.resolve().parent)
         text = yaml.safe_dump(located, sort_keys=False)
-        given |= {"study_file": offered.first_file, "study_text": text}
-    parameters: Any = offered.parameters(offered.form_model(**given))
-    if "study_text" in given:
-        given["name"] = parameters.name  # else its runs would have the other file's name
+        fields |= {"study_file": offered.first_file, "study_text": text}
+    parameters: Any = offered.parameters(offered.form_model(**fields))
+    if "study_text" in fields:
+        fields["name"] = parameters.name  # else its runs would have the other file's name
     if isinstance(offered.flow, StagedFlow):
         offered.flow.plan(parameters, planning_platform())
     else:
@@ -102,8 +102,8 @@ def make(
         remedy = f"is a schedule's name already; give another, or remove that one: --remove {name}"
         raise ConfigError("--name", name, remedy)
     deployment = client.read_deployment_by_name(f"{flow}/{LISTED.get(offered.name, offered.name)}")
-    made = DeploymentScheduleCreate(schedule=rule, slug=name, parameters={PARAMETER: given})
-    client.create_deployment_schedules(deployment.id, [made])
+    schedule = DeploymentScheduleCreate(schedule=rule, slug=name, parameters={PARAMETER: fields})
+    client.create_deployment_schedules(deployment.id, [schedule])
 
 
 def schedules(
@@ -120,9 +120,9 @@ def schedules(
 
 def next_run(rule: Any) -> str:
     """When a rule fires next. **Raises** `ValueError` for a date that never comes."""
-    own: Any = TypeAdapter(SCHEDULE_TYPES).validate_python(rule.model_dump())
+    prefect_rule: Any = TypeAdapter(SCHEDULE_TYPES).validate_python(rule.model_dump())
     return ", ".join(
-        f"{time.astimezone():%Y-%m-%d %H:%M}" for time in asyncio.run(own.get_dates(1))
+        f"{time.astimezone():%Y-%m-%d %H:%M}" for time in asyncio.run(prefect_rule.get_dates(1))
     )
 
 

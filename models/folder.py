@@ -121,8 +121,8 @@ def weight_sizes(folder: Path) -> list[int]:
 
     **Raises:** `ConfigError` for a damaged file.
     """
-    whole = folder / WEIGHTS
-    files = [whole] if whole.is_file() else [folder / name for name in _indexed(folder, "model")]
+    path = folder / WEIGHTS
+    files = [path] if path.is_file() else [folder / name for name in _indexed(folder, "model")]
     sizes: list[int] = []
     for file in files:
         with (

@@ -65,8 +65,8 @@ def load_language_model(
     """
     if (base := adapter_base(source)) is not None:
         loaded_files(Path(source))
-        whole = load_language_model(base[0], dtype, attention, revision=base[1])
-        merged = merge_adapters(whole, Path(source))
+        base_model = load_language_model(base[0], dtype, attention, revision=base[1])
+        merged = merge_adapters(base_model, Path(source))
         if tokenizer is not None:
             check_vocabulary(merged, tokenizer)
         torch.nn.Module.to(merged, device)
@@ -149,8 +149,8 @@ _REMEDY = "give a causal language model that transformers supports, saved with s
 def _check_complete(source: str | Path, report: Mapping[str, Any]) -> None:
     """Raises `ConfigError` for weights that transformers initialised at random or did not load."""
     shapes = {
-        f"{name} ({list(held)}, not {list(expected)})"
-        for name, held, expected in report["mismatched_keys"]
+        f"{name} ({list(shape)}, not {list(expected)})"
+        for name, shape, expected in report["mismatched_keys"]
     }
     for problem, names in (
         ("lacks", report["missing_keys"]),
@@ -212,9 +212,9 @@ def load_tokenizer(source: str | Path, *, revision: str | None = None) -> PreTra
         )
         tokenizer.add_tokens(
             [
-                AddedToken(own.content, special=True, normalized=False)
-                for own in tokenizer.added_tokens_decoder.values()
-                if own.special and own.normalized
+                AddedToken(token.content, special=True, normalized=False)
+                for token in tokenizer.added_tokens_decoder.values()
+                if token.special and token.normalized
             ],
             special_tokens=True,
         )

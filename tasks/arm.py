@@ -249,14 +249,14 @@ def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
             arms={label: arm.facts for label, arm in config.arms.items()},
             baseline=config.baseline,
             seeds=config.seeds,
-            runs={arm: tuple(run.row() for run in own) for arm, own in runs.items()},
+            runs={arm: tuple(run.row() for run in group) for arm, group in runs.items()},
             training=f"{training.steps} steps of {training.batch_size} pairs with "
             f"{training.optimizer.name}, learning rate {training.optimizer.learning_rate:g}.",
             steps=training.steps,
             judge=config.judge,
             follow=config.follow,
             followed=followed_answers(
-                {arm: [chosen_changes(run.probes) for run in own] for arm, own in runs.items()},
+                {arm: [chosen_changes(run.probes) for run in group] for arm, group in runs.items()},
                 [
                     rows(work.input_folder(f"data-{seed}"), "probes.jsonl", ProbeRow)
                     for seed in config.seeds

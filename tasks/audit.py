@@ -284,18 +284,18 @@ def filter_pairs(work: Work[FilterConfig]) -> dict[str, float]:
             for row in rows
             if row.id not in dropped_ids
         )
-        kept = write_rows(work.output / "train.jsonl", kept_rows)
-        known = {row.id for row in read_rows(data / "train.jsonl", Example)}
-        if unknown := sorted(dropped_ids - known):
+        row_count = write_rows(work.output / "train.jsonl", kept_rows)
+        train_ids = {row.id for row in read_rows(data / "train.jsonl", Example)}
+        if unknown := sorted(dropped_ids - train_ids):
             raise ConfigError("filter.pairs", unknown[0], "is not the id of a training pair")
         shutil.copyfile(data / "probes.jsonl", work.output / "probes.jsonl")
         if weights:
             weight_rows = [{"id": name, "weight": weight} for name, weight in weights.items()]
             write_rows(work.output / "weights.jsonl", weight_rows)
-        facts = FilteredPairs(by=config.chosen_by, kept=kept, dropped=dropped)
+        facts = FilteredPairs(by=config.chosen_by, kept=row_count, dropped=dropped)
         (work.output / "filter.json").write_text(facts.model_dump_json(indent=1))
     work.tracker.log_artifact(work.output / "filter.json", "data")
-    return {"data/pairs_kept": float(kept), "data/pairs_filtered": float(len(dropped))}
+    return {"data/pairs_kept": float(row_count), "data/pairs_filtered": float(len(dropped))}
 
 
 def _dropped(

@@ -94,7 +94,7 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
             gradients = gradients or gradients_of(record, policy)
             if answers:
                 push = _strongest(record, gradients, forces, answers, up=up)
-                pushes = [max([*pushes, push], key=lambda each: each.nats)]
+                pushes = [max([*pushes, push], key=lambda candidate: candidate.nats)]
             work.tracker.log_metrics(force_metrics(forces.rows), record.facts.step)
             layers += step_layers(
                 record, policy, few, encoder, stage=objective, batch_tokens=tokens

@@ -78,7 +78,7 @@ def measure_kernel(work: Work[KernelJob]) -> dict[str, float]:
                 observed_id=row.pair_id,
                 split=row.split,
                 kind=row.kind,
-                updating_id=other.id,
+                updating_id=updating_row.id,
                 raw=float(size.raw[o, u]),
                 raw_error=float(size.raw_error[o, u]),
                 centred=float(size.centred[o, u]),
@@ -86,7 +86,7 @@ def measure_kernel(work: Work[KernelJob]) -> dict[str, float]:
             )
             for label, size in sizes.items()
             for o, row in enumerate(observed)
-            for u, other in enumerate(updating)
+            for u, updating_row in enumerate(updating)
         ]
         findings = _findings(work, sizes)
         work.write_tables(sizes=rows)
@@ -103,10 +103,12 @@ def _fitting_rows(
     sides = {}
     for label in work.config.labels:
         encoder = load_encoder(work.input_folder(MODEL + label, "model"))
-        left = [encoder.probe(row) for row in observed]
-        right = [encoder.response(row.id, row.prompt, row.chosen, row.turn) for row in updating]
-        sides[label] = (left, right)
-    kept = [
+        observed_side = [encoder.probe(row) for row in observed]
+        updating_side = [
+            encoder.response(row.id, row.prompt, row.chosen, row.turn) for row in updating
+        ]
+        sides[label] = (observed_side, updating_side)
+    places = [
         [
             at
             for at in range(len(rows))
@@ -114,21 +116,21 @@ def _fitting_rows(
         ]
         for side, rows in enumerate((observed, updating))
     ]
-    if not all(kept):
+    if not all(places):
         raise ConfigError(
             "kernel",
-            [len(indices) for indices in kept],
+            [len(indices) for indices in places],
             "every answer is longer than the context of a model; raise observed_pairs and "
             "updating_pairs",
         )
     encoded = {
         label: (
-            [answer for at in kept[0] if (answer := left[at]) is not None],
-            [answer for at in kept[1] if (answer := right[at]) is not None],
+            [answer for at in places[0] if (answer := observed_side[at]) is not None],
+            [answer for at in places[1] if (answer := updating_side[at]) is not None],
         )
-        for label, (left, right) in sides.items()
+        for label, (observed_side, updating_side) in sides.items()
     }
-    return [observed[at] for at in kept[0]], [updating[at] for at in kept[1]], encoded
+    return [observed[at] for at in places[0]], [updating[at] for at in places[1]], encoded
 
 
 def _sizes(

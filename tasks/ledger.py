@@ -67,7 +67,7 @@ class LedgerConfig(StageConfig):
     # Excluded without one, so that results from before this field keep their keys.
     token_map: bool = Field(
         False,
-        exclude_if=lambda wanted: not wanted,
+        exclude_if=lambda is_set: not is_set,
         description="Also map the pull, token by token, that lowered the answer that fell most.",
     )
     batch_tokens: int | None = Field(
@@ -137,7 +137,7 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
     segment = replay.segment(steps, config.disk_bytes, every=config.every)
     read = partial(token_string, tokenizer=encoder.tokenizer)
     tables = LedgerTables([row.name for row in rows], read, every=config.every)
-    done = kept = _go_on(work, ledger, tables)
+    done = saved = _go_on(work, ledger, tables)
     remaining = [step for step in weights if step < steps - done]
     # The first steps of segments: where a ledger that is ended goes on.
     begins = {step for early, step in pairwise(remaining) if early // segment < step // segment}
@@ -149,9 +149,9 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
             tables.add(ledger.enter(record, gap=int(gaps[step])), weights[step])
             done = steps - step
             progress.update(done, f"step {step}")
-            if step in begins and (done - kept) * STATES >= steps:
+            if step in begins and (done - saved) * STATES >= steps:
                 _keep(work, ledger, tables, done)
-                kept = done
+                saved = done
         fitting = [name for name, sequence in singles if sequence.response_length <= MAP_TOKENS]
         names = fitting or [name for name, _ in singles]
         if config.token_map and (pull := tables.hardest_pull(names, MAP_TOKENS)):

@@ -94,16 +94,16 @@ def _shares(model: str, answers: list[Answer]) -> dict[str, float]:
     """The shares that the stage returns of one model's answers."""
     shares: dict[str, float] = {}
     for split in ("train", "heldout"):
-        own = [answer for answer in answers if answer.split == split]
+        rows = [answer for answer in answers if answer.split == split]
         counts = {}
         if split == "heldout":
-            counts["hallucinated"] = sum(answer.taken_from is not None for answer in own)
-            counts["hallucinated_exactly"] = sum(answer.taken_exactly for answer in own)
-        if any(answer.says for answer in own):
-            counts["right"] = sum(answer.says in RIGHT for answer in own)
-            counts["wrong"] = sum(answer.says in WRONG for answer in own)
-        if own:
-            shares |= {f"probe/{split}/{name}/{model}": n / len(own) for name, n in counts.items()}
+            counts["hallucinated"] = sum(answer.taken_from is not None for answer in rows)
+            counts["hallucinated_exactly"] = sum(answer.taken_exactly for answer in rows)
+        if any(answer.says for answer in rows):
+            counts["right"] = sum(answer.says in RIGHT for answer in rows)
+            counts["wrong"] = sum(answer.says in WRONG for answer in rows)
+        if rows:
+            shares |= {f"probe/{split}/{name}/{model}": n / len(rows) for name, n in counts.items()}
     return shares
 
 

@@ -150,9 +150,9 @@ def _risen(
             tokens=sequence.response_length,
             risen=risen,
             argmax=argmax,
-            own=own,
+            own=own_mass,
         )
-        for (row, sequence), (risen, argmax, own) in zip(answers, sums.tolist(), strict=True)
+        for (row, sequence), (risen, argmax, own_mass) in zip(answers, sums.tolist(), strict=True)
     ]
 
 
@@ -196,7 +196,7 @@ def _means(work: Work[SqueezingJob], forecasts: Records, rungs: Records) -> dict
             columns = {f"ladder/{row['rung']}": "auc"} if "rung" in row else names
             for name, column in columns.items():
                 values.setdefault(f"squeeze/{name}", []).append(row[column])
-    means = {name: math.fsum(each) / len(each) for name, each in values.items()}
+    means = {name: math.fsum(numbers) / len(numbers) for name, numbers in values.items()}
     return {name: value for name, value in means.items() if math.isfinite(value)}
 
 
@@ -205,7 +205,7 @@ def _repeaters(generations: Sequence[Generation]) -> dict[str, float]:
     flags = grouped(
         (answer.model, answer.repeater) for answer in generations if answer.split == "heldout"
     )
-    return {f"squeeze/repeaters/{name}": sum(each) / len(each) for name, each in flags.items()}
+    return {f"squeeze/repeaters/{name}": sum(marks) / len(marks) for name, marks in flags.items()}
 
 
 COPIES = AnalysisCopies(host=10)

@@ -86,10 +86,10 @@ def run_training(
         work.tracker.set_tags({"resumed.step": str(resume[0])})
     states = work.scratch / "resume"
     model = work.input_folder("model", "model")
-    own = work.cache / STEPS / work.address
-    for left in (work.cache / STEPS).glob("*/*"):
-        if time.time() - left.stat().st_mtime > DAY or (left == own and resume is None):
-            shutil.rmtree(left, ignore_errors=True)
+    steps = work.cache / STEPS / work.address
+    for folder in (work.cache / STEPS).glob("*/*"):
+        if time.time() - folder.stat().st_mtime > DAY or (folder == steps and resume is None):
+            shutil.rmtree(folder, ignore_errors=True)
     copies = COPIES * sum(file.stat().st_size for file in model.glob("*.safetensors"))
     job = TrainJob(
         config=config,
@@ -98,7 +98,7 @@ def run_training(
         probes=probes if watches else None,
         reference_cache=work.cache / "reference",
         record_cache=work.cache / RECORDS,
-        all_steps=own if config.keep_steps and copies * config.steps <= STEPS_BYTES else None,
+        all_steps=steps if config.keep_steps and copies * config.steps <= STEPS_BYTES else None,
         output=work.output,
         logs=work.logs,
         resume_out=states,
@@ -134,17 +134,17 @@ def newest_state(work: Work[Config]) -> tuple[int, Path] | None:
 
     Those of another ZeRO stage count, too.
     """
-    if (own := work.newest_resume()) is not None:
-        return own
-    settings, found = work.config.model_dump(), list[tuple[int, Path]]()
+    if (resume := work.newest_resume()) is not None:
+        return resume
+    settings, states = work.config.model_dump(), list[tuple[int, Path]]()
     size = work.config.batch_size
     ranks = (number for number in range(1, size + 1) if size % number == 0)
     for number, stage in product(ranks, get_args(ZeroStage)):
         engine = {**settings["engine"], "ranks": number, "zero_stage": stage}
         with suppress(ConfigError, ValidationError):  # not all fit the other settings
-            other = type(work.config).model_validate({**settings, "engine": engine})
-            found += filter(None, [work.newest_resume_of(other)])
-    return max(found, key=lambda state: state[0], default=None)
+            other_config = type(work.config).model_validate({**settings, "engine": engine})
+            states += filter(None, [work.newest_resume_of(other_config)])
+    return max(states, key=lambda state: state[0], default=None)
 
 
 def check_probes(config: LoopConfig, probes: Sequence[ProbeRow]) -> None:

@@ -117,8 +117,8 @@ def deployments() -> dict[str, Deployment]:
 
 def study_files(flow: str) -> list[str]:
     """The study files of a flow; those of `train` are `study`'s."""
-    wanted = "study" if flow == "train" else flow
-    return sorted(path.name for path in STUDIES.glob("*.yaml") if built_in_flow(path) == wanted)
+    name = "study" if flow == "train" else flow
+    return sorted(path.name for path in STUDIES.glob("*.yaml") if built_in_flow(path) == name)
 
 
 @cache
@@ -145,9 +145,9 @@ def _run_name() -> str:
 
     Prefect fills the field for the run name with two words, which somebody may have typed, too.
     """
-    form, given = flow_run.parameters[PARAMETER], str(flow_run.name)
-    if not re.fullmatch(r"[A-Za-z]+\d*-[A-Za-z]+\d*", given):
-        return given
+    form, name = flow_run.parameters[PARAMETER], str(flow_run.name)
+    if not re.fullmatch(r"[A-Za-z]+\d*-[A-Za-z]+\d*", name):
+        return name
     filled = form if isinstance(form, dict) else form.model_dump()
     file = Path(filled.get("study_file") or flow_run.flow_name)
-    return str(filled.get("name") or f"{file.stem} ({given})")[:60]
+    return str(filled.get("name") or f"{file.stem} ({name})")[:60]

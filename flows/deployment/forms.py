@@ -45,11 +45,11 @@ class FilledForm(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_empty_fields(cls, given: Any) -> Any:
+    def _without_empty_fields(cls, fields: Any) -> Any:
         """Prefect may send null for fields that were not filled."""
-        if isinstance(given, Mapping):
-            return {name: value for name, value in given.items() if value not in (None, "")}
-        return given
+        if isinstance(fields, Mapping):
+            return {name: value for name, value in fields.items() if value not in (None, "")}
+        return fields
 
     def parameters(self, kind: type[Parameters], fixed: Sequence[str] = ()) -> Parameters:
         """The flow parameters that the form describes; `fixed` are settings as key=value.

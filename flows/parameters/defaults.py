@@ -134,6 +134,6 @@ def _within(annotation: Any, value: dict[str, Any], change: Any) -> dict[str, An
                 name: _within(inner, entry, change) if isinstance(entry, dict) else entry
                 for name, entry in value.items()
             }
-    found = settings_class(annotation, value)
-    changed: dict[str, Any] = value if found is None else change(found, value)
+    settings = settings_class(annotation, value)
+    changed: dict[str, Any] = value if settings is None else change(settings, value)
     return changed

@@ -48,7 +48,7 @@ def validated(kind: type[Parameters], content: Any) -> Parameters:
         problems = error.errors(include_url=False)
         field, value, remedy = _describe(problems[0], content)
         # Every type that a value may have complains for itself.
-        alike = [each["msg"] for each in problems if _describe(each, content)[0] == field]
+        alike = [problem["msg"] for problem in problems if _describe(problem, content)[0] == field]
         if len(alike) > 1:
             kinds = (message.removeprefix("Input should be ") for message in alike)
             remedy = f"Input should be {', or '.join(dict.fromkeys(kinds))}"

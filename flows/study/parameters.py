@@ -108,8 +108,8 @@ class StudyParameters(FlowParameters):
     def _has_one_seed(self) -> StudyParameters:
         for name in ("probe_set", "sft", "preference"):
             section: Any = getattr(self, name)
-            given = section is not None and "seed" in section.model_fields_set
-            if given and section.seed != self.seed:
+            has_seed = section is not None and "seed" in section.model_fields_set
+            if has_seed and section.seed != self.seed:
                 raise ConfigError(
                     f"{name}.seed",
                     section.seed,

@@ -50,8 +50,8 @@ def study_steps(
         ranked = {"audit": "audit"} if study.preference_filter.ranks else {}
         steps.append(Step("filter", FILTER, study.preference_filter, {"data": "data", **ranked}))
     reads = {"data": trained_on, "model": start}
-    kept = study.preference.model_copy(update={"keep_steps": study.ledger is not None})
-    steps.append(Step("preference", PREFERENCE, kept, reads))
+    preference = study.preference.model_copy(update={"keep_steps": study.ledger is not None})
+    steps.append(Step("preference", PREFERENCE, preference, reads))
     if is_audited:
         steps.append(Step("foresight", FORESIGHT, ForesightConfig(), foreseen))
     if study.ledger is not None:

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 def report(study: SweepStudy, platform: Platform) -> dict[str, Any]:
     """Returns the trials as rows; logs the best trial to MLflow."""
-    compare = show_trials(study, platform)
+    compare_address = show_trials(study, platform)
     rows, best, run = study.rows(), study.best(), platform.parent_run
     assert run is not None
     states = [row.state for row in rows]
@@ -32,6 +32,7 @@ def report(study: SweepStudy, platform: Platform) -> dict[str, Any]:
             "runs"
         )
     run.log_metrics({name: best[0].values[name] for name in study.parameters.objectives}, 0)
+    # The settings only of a single best trial: those of a Pareto front differ.
     run.set_tags(
         {"best.trial": ", ".join(str(row.number) for row in best)}
         | {f"best.{name}": str(value) for name, value in best[0].settings.items() if len(best) == 1}
@@ -39,7 +40,7 @@ def report(study: SweepStudy, platform: Platform) -> dict[str, Any]:
     return {
         "trials": [row.model_dump(mode="json", exclude={"paths"}) for row in rows],
         "best": [row.number for row in best],
-        "compare": compare,
+        "compare": compare_address,
     }
 
 
@@ -54,8 +55,8 @@ def show_trials(study: SweepStudy, platform: Platform) -> str:
     parameters, rows, best = study.parameters, study.rows(), study.best()
     run = platform.parent_run
     ids = [row.mlflow_run_id for row in rows if row.mlflow_run_id]
-    compare = compare_page(run.run, ids) if run and run.run and len(ids) > 1 else ""
-    address = f"{run.server}/{compare}" if run and compare else ""
+    compare = compare_page(run.run, ids) if run and run.run and len(ids) > 1 else ""  # its fragment
+    compare_address = f"{run.server}/{compare}" if run and compare else ""
     page = platform.settings.reports / f"{parameters.name}.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     write_sweep_page(
@@ -65,9 +66,10 @@ def show_trials(study: SweepStudy, platform: Platform) -> str:
         rows=rows,
         best=[row.number for row in best],
         importances=study.importances(),
-        compare=address,
+        compare=compare_address,
     )
     text = f"{sum(row.state != 'running' for row in rows)} of {parameters.total} trials have ended."
+    # Best first, then how many have ended.
     for row in best:
         point = ", ".join(f"{name} = {short(value)}" for name, value in row.settings.items())
         reached = ", ".join(f"{name} {short(row.values[name])}" for name in parameters.objectives)
@@ -82,7 +84,7 @@ def show_trials(study: SweepStudy, platform: Platform) -> str:
             text += f" {_linked(links, f'{run.server}/')}"
     if inside_prefect_run():
         _show_in_prefect(study, rows, best, text)
-    return address
+    return compare_address
 
 
 def _linked(pages: Mapping[str, str], server: str) -> str:

@@ -32,13 +32,13 @@ class Dimension(StageConfig):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_list(cls, given: Any) -> Any:
-        return {"values": given} if isinstance(given, list) else given
+    def _from_list(cls, content: Any) -> Any:
+        return {"values": content} if isinstance(content, list) else content
 
     @field_validator("values")
     @classmethod
     def _numbers(cls, values: tuple[Scalar, ...] | None) -> tuple[Scalar, ...] | None:
-        """YAML reads 1e-5, unlike 1.0e-5, as text."""
+        # YAML reads 1e-5, unlike 1.0e-5, as text.
         return values and tuple(
             float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
             for value in values
@@ -47,7 +47,7 @@ class Dimension(StageConfig):
     @model_validator(mode="after")
     def _is_one_kind(self) -> Dimension:
         ends = (self.low, self.high)
-        if (self.values is None) == (ends == (None, None)):
+        if (self.values is None) == (ends == (None, None)):  # neither of them, or both
             raise ConfigError("space", self.values, "give either values, or low and high")
         if self.values is not None:
             return self
@@ -146,7 +146,7 @@ class SweepParameters(FlowParameters):
             assert self.trials is not None
             return self.trials
         size = math.prod(len(dimension.values or ()) for dimension in self.space.values())
-        return min(size, self.trials or size)
+        return min(size, self.trials or size)  # `trials` limits a grid
 
     @property
     def study_path(self) -> Path | None:

@@ -40,9 +40,11 @@ BESIDE = (LOGP, "probe/rejected/logp", "squeeze/gap", "train/margin")
 
 RUN_CREATION_SECONDS = 30.0
 
+# Names of a training's metrics. It only guards against misspellings: which of those that begin with
+# train/ exist, the training alone knows.
 _METRIC = re.compile(
     r"(train|rollout|data)/.+|squeeze/(gap|rise)|probe/([^/]+/(logp(_per_token)?|outside_mass)|seconds)"
-)  # of a training; only the training itself knows all that begin with train/
+)
 
 
 def check_sweep(parameters: SweepParameters) -> None:
@@ -51,13 +53,14 @@ def check_sweep(parameters: SweepParameters) -> None:
     Checks each value of a setting together with the first values of the others.
     """
     check_known("flow", parameters.flow, [name for name in FLOWS if name != "sweep"])
-    first = {
+    first_values = {
         name: dimension.low if dimension.values is None else dimension.values[0]
         for name, dimension in parameters.space.items()
     }
     for name, dimension in parameters.space.items():
         for value in dimension.values or (dimension.low, dimension.high):
-            flow, settings = trial_of(parameters, first | {name: value})
+            flow, settings = trial_of(parameters, first_values | {name: value})
+    # Of the last of these trials: all of them have the same steps.
     steps = [step.name for step in flow.plan(settings, planning_platform()).steps]
     check_known("stage", parameters.stage, steps)
     for metric in parameters.objectives:
@@ -109,9 +112,10 @@ def run_trials(study: SweepStudy, platform: Platform) -> None:
 
     **Raises** `ConfigError` if the study file changed after the sweep began.
     """
-    abandoned = study.unfinished()
+    abandoned = study.unfinished()  # or running in another process, which then holds the claim
     while (trial := abandoned.pop(0) if abandoned else study.ask()) is not None:
         with Claim(platform.store.files, f"sweeps/{study.name}/{trial.number}") as claim:
+            # Another process runs this trial, or has ended it since it was listed.
             if (holder := claim.acquire_or_holder()) or study.has_ended(trial):
                 log.info("trial %d: left to %s", trial.number, holder or "its process")
                 continue
@@ -134,13 +138,16 @@ def _run_trial(study: SweepStudy, trial: optuna.Trial, platform: Platform) -> No
         log.warning("trial %d failed: %s", trial.number, error)
         study.end(trial, "failed")
         return
-    pairs = ", ".join(
+    settings_text = ", ".join(
         f"{name.rpartition('.')[2]} = {short(value)}" for name, value in point.items()
     )
-    own = replace(platform, open_tracking=lambda: platform.tracking, open_parent_run=lambda _: run)
-    # Opened here, so that its run gets metrics also if every stage is cached.
-    run = own.tracking.start_run(
-        f"{pairs} ({sweep.name} {trial.number})"[:120],
+    trial_platform = replace(
+        platform, open_tracking=lambda: platform.tracking, open_parent_run=lambda _: run
+    )
+    # Opened here and not by the first stage that computes (which `open_parent_run` gives it): the
+    # run gets metrics also if every stage is cached.
+    run = trial_platform.tracking.start_run(
+        f"{settings_text} ({sweep.name} {trial.number})"[:120],
         parent=platform.parent_run,
         params=shown_params(settings) | point,
         settings_yaml=settings.as_yaml,
@@ -157,22 +164,25 @@ def _run_trial(study: SweepStudy, trial: optuna.Trial, platform: Platform) -> No
         if trial.should_prune():
             raise Pruned(stage, line.step, sweep.metric, value)
 
-    state: TrialState = "failed"
+    state: TrialState = "failed"  # until it is known to be another
     values: dict[str, float] | None = None
     try:
         from flows.run import run_on
 
         with watched_by(watch):
+            # `trained`: the trial's run gets this step's metrics, too.
             planned = replace(flow.plan(settings, planning_platform()), trained=sweep.stage)
-            results = run_on(own, planned, fresh=False)
+            results = run_on(trial_platform, planned, fresh=False)
         paths = metric_paths(sweep, results, platform)
         values = {name: path[-1][1] for name, path in paths.items()}
-        of_stage = results[sweep.stage].metrics  # the others are logged at every step
-        run.log_metrics({name: values[name] for name in sweep.objectives if name in of_stage}, 0)
-        trial.set_user_attr(MEASURED, _kept(sweep, paths))
+        result_metrics = results[sweep.stage].metrics  # the others are logged at every step
+        run.log_metrics(
+            {name: values[name] for name in sweep.objectives if name in result_metrics}, 0
+        )
+        trial.set_user_attr(MEASURED, _measured(sweep, paths))
         run.wait_created(RUN_CREATION_SECONDS)
         state = "complete"
-    except UnknownMetric:  # no trial has it
+    except UnknownMetric:  # no trial has it: the sweep ends
         run.finish("FAILED")
         study.end(trial, state)
         raise
@@ -182,7 +192,7 @@ def _run_trial(study: SweepStudy, trial: optuna.Trial, platform: Platform) -> No
     except Exception as error:
         expected = isinstance(error, DynolabError)
         log.warning("trial %d failed: %s", trial.number, error, exc_info=not expected)
-    except BaseException:
+    except BaseException:  # an interruption: the trial's end is not recorded, so it is run again
         run.finish("KILLED")
         raise
     trial.set_user_attr(RUN_ID, run.run_id)
@@ -198,7 +208,7 @@ class UnknownMetric(ConfigError):
 def metric_paths(
     sweep: SweepParameters, results: Mapping[str, StageResult], platform: Platform
 ) -> dict[str, list[tuple[int, float]]]:
-    """Metrics of the sweep's step → steps and values; one that is no training's has one, at 0.
+    """Metrics of the sweep's step → steps and values; those of its result have one, at step 0.
 
     **Raises** `UnknownMetric` without a metric of the sweep, and `ConfigError` unless their last
     values are finite numbers.
@@ -214,26 +224,27 @@ def metric_paths(
         )
     for metric in sweep.objectives:
         if metric not in paths:
-            known = ", ".join(sorted(paths)) or "none"
-            raise UnknownMetric("metric", metric, f"choose a metric of {sweep.stage}: {known}")
+            choices = ", ".join(sorted(paths)) or "none"
+            raise UnknownMetric("metric", metric, f"choose a metric of {sweep.stage}: {choices}")
         if not math.isfinite(paths[metric][-1][1]):
             raise ConfigError("metric", metric, "is not finite at the end; lower the learning rate")
     return paths
 
 
-def _kept(
+def _measured(
     sweep: SweepParameters, paths: Mapping[str, list[tuple[int, float]]]
 ) -> dict[str, dict[str, Any]]:
     """What the sweep's page shows of a trial: last values of some metrics, and two paths."""
     shown = [name for name in dict.fromkeys((*sweep.objectives, *BESIDE)) if name in paths]
-    kept = {}
+    thinned = {}  # metric → at most `PATH_POINTS` of its points
     per_token = any(name.startswith(LOGP) for name in sweep.objectives)
     for name in (*sweep.objectives, *([] if per_token else [LOGP])):
         finite = [point for point in paths.get(name, ()) if math.isfinite(point[1])]
         if len(finite) > 1:
-            kept[name] = finite[:: -math.ceil(len(finite) / PATH_POINTS)][::-1]
+            # Every n-th point, counted from the last, which is always among them; in their order.
+            thinned[name] = finite[:: -math.ceil(len(finite) / PATH_POINTS)][::-1]
     last = {name: paths[name][-1][1] for name in shown}
     return {
         "values": {name: last[name] for name in last if math.isfinite(last[name])},
-        "paths": kept,
+        "paths": thinned,
     }

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import optuna
 
 RUN_ID, MEASURED = "mlflow_run_id", "measured"
+"""Attributes of a trial in Optuna: MLflow's id of its run, and what the page shows of it."""
 
 ENOUGH_TRIALS = 8  # complete ones, before the importance of settings is shown
 
@@ -54,6 +55,8 @@ class SweepStudy:
         )
         # The seed counts the begun trials, so that a resumed sweep draws new ones.
         seed = parameters.seed + len(self._study.trials)
+        # `constant_liar`: trials that other processes run now count as bad ones, so that this
+        # process does not draw the same.
         self._study.sampler = (
             optuna.samplers.TPESampler(seed=seed, constant_liar=True)
             if parameters.sampler == "tpe"
@@ -73,8 +76,10 @@ class SweepStudy:
     def ask(self) -> optuna.Trial | None:
         """Begins the next trial; None if all are begun."""
         waiting = [trial for trial in self._study.trials if trial.state.name == "WAITING"]
-        drawn = self.parameters.sampler != "grid"
-        if not waiting and not (drawn and len(self._study.trials) < self.parameters.total):
+        draws_more = self.parameters.sampler != "grid" and (
+            len(self._study.trials) < self.parameters.total
+        )
+        if not (waiting or draws_more):  # a grid's trials are all queued from the start
             return None
         space = self.parameters.space.items()
         return self._study.ask({name: _distribution(values) for name, values in space})
@@ -89,9 +94,12 @@ class SweepStudy:
         """Records how a trial ended, unless its end is recorded; `values` of a complete one."""
         import optuna
 
-        ended = next(name for name, ours in _STATES.items() if ours == state)
-        told = [values[metric] for metric in self.parameters.objectives] if values else None
-        self._study.tell(trial, told, state=optuna.trial.TrialState[ended], skip_if_finished=True)
+        # Optuna's name of the state, and a value of each metric that decides.
+        optuna_state = next(name for name, ours in _STATES.items() if ours == state)
+        scores = [values[metric] for metric in self.parameters.objectives] if values else None
+        self._study.tell(
+            trial, scores, state=optuna.trial.TrialState[optuna_state], skip_if_finished=True
+        )
 
     def rows(self) -> list[TrialRow]:
         """Every trial that was begun."""
@@ -116,6 +124,7 @@ class SweepStudy:
     def best(self) -> list[TrialRow]:
         """The best complete trial; of several metrics, all on their Pareto front."""
         front = {trial.number for trial in self._study.best_trials}
+        # Of one metric, several trials may share the best value: then the first counts.
         best = [row for row in self.rows() if row.number in front]
         return best if self.parameters.also else best[:1]
 
@@ -132,7 +141,7 @@ class SweepStudy:
         if len(self.parameters.space) < 2 or complete < ENOUGH_TRIALS:
             return shares
         for place, metric in enumerate(self.parameters.objectives):
-
+            # `place` as a default: the function would else see the loop's next one.
             def target(trial: optuna.trial.FrozenTrial, place: int = place) -> float:
                 return float(trial.values[place])
 
@@ -148,11 +157,11 @@ def _pruner(config: PruneConfig | None) -> optuna.pruners.BasePruner:
 
     if config is None:
         return pruners.NopPruner()
-    first = max(config.after_steps, config.every)
+    first_check = max(config.after_steps, config.every)  # in steps
     if config.rule == "asha":
-        return pruners.SuccessiveHalvingPruner(first, config.factor)
+        return pruners.SuccessiveHalvingPruner(first_check, config.factor)
     if config.rule == "hyperband":
-        return pruners.HyperbandPruner(first, reduction_factor=config.factor)
+        return pruners.HyperbandPruner(first_check, reduction_factor=config.factor)
     return pruners.MedianPruner(config.after_trials, config.after_steps)
 
 

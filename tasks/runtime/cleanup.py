@@ -29,7 +29,9 @@ def clean_up(settings: Settings) -> dict[str, int]:
     """
     counts = {"reaped": len(reap_orphans()), "unsent": 0}
     if settings.mlflow_tracking_uri is not None and left_behind(settings.outbox):
-        tracking = Tracking(settings.mlflow_tracking_uri, settings.outbox, experiment="")
+        tracking = Tracking(
+            settings.mlflow_tracking_uri, settings.outbox, experiment=""
+        )  # opens no run
         counts["unsent"] = tracking.close(SENDING_SECONDS)
     return counts
 
@@ -50,6 +52,7 @@ def reap_orphans() -> list[int]:
 
 
 def _is_orphan(text: str) -> bool:
+    """Whether the supervisor that a rank's OWNER_VARIABLE names, as JSON, is dead."""
     try:
         owner = json.loads(text)
     except (ValueError, RecursionError):

@@ -16,11 +16,13 @@ _LOGGERS = ("dynolab", "flows", "tasks")
 
 if __name__ == "__main__":
     die_with_parent(os.getppid())
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # a shielded worker's child
+    # A shielded worker (`child.shield`) blocks SIGTERM, and its children inherit that.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     gc.disable()  # until the flow begins: it takes 15 % of the imports' time and frees nothing
     # Forward these loggers to the Prefect run page.
     os.environ["PREFECT_LOGGING_EXTRA_LOGGERS"] = ",".join(_LOGGERS)
-    os.environ["PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW"] = "ignore"  # threads have no run
+    # Threads that log have no flow run, which Prefect would warn of at each line.
+    os.environ["PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW"] = "ignore"
     for name in _LOGGERS:
         logging.getLogger(name).setLevel(logging.INFO)
     # A flow that returns a failed state has logged why; Prefect would add a traceback of its own.

@@ -23,9 +23,10 @@ SOURCES = "source_sha256"
 def canonical(value: object, field: str = "config") -> Any:
     """Convert a config value to JSON, to the same value in every process.
 
-    Sub-models contribute the fields of their own class, whatever class the field declares, without
-    those that `exclude_if` excludes; sets are sorted. Raises ConfigError naming the field for
-    a value that JSON cannot represent.
+    A sub-model contributes all fields of its own class, also those that the class which the field
+    declares does not have (pydantic's `model_dump` would drop them), without those that
+    `exclude_if` excludes. Sets are sorted. Raises ConfigError naming the field for a value that
+    JSON cannot represent.
     """
     if isinstance(value, BaseModel):
         fields = {
@@ -33,6 +34,7 @@ def canonical(value: object, field: str = "config") -> Any:
             for name, info in type(value).model_fields.items()
             if info.exclude_if is None or not info.exclude_if(getattr(value, name))
         }
+        # Fields that are not declared, of a class that allows any.
         return canonical(fields | (value.model_extra or {}), field)
     if isinstance(value, Enum):
         return canonical(value.value, field)
@@ -56,7 +58,7 @@ def canonical(value: object, field: str = "config") -> Any:
 
 
 def without_sources(document: Any, sources: Sources) -> Any:
-    """A canonical config without the digests of users' functions, which `sources` gets."""
+    """A canonical config without the digests of users' functions; adds those to `sources`."""
     if isinstance(document, list):
         return [without_sources(item, sources) for item in document]
     if not isinstance(document, dict):
@@ -81,15 +83,17 @@ def stage_key(
     """
     document, fields = canonical(config), type(config).model_fields
     for dotted in operational:
+        # Below the first name there may be an optional sub-model, whose fields are not known here.
         if dotted.partition(".")[0] not in fields:
-            known = ", ".join(sorted(fields))
-            raise ConfigError("operational", dotted, f"is not a field; choose from: {known}")
+            choices = ", ".join(sorted(fields))
+            raise ConfigError("operational", dotted, f"is not a field; choose from: {choices}")
         _drop(document, dotted)
     content = {"stage": name, "version": version, "config": document, "inputs": dict(inputs)}
     return hashlib.sha256(_dump(content).encode()).hexdigest()
 
 
 def _drop(document: dict[str, Any], dotted: str) -> None:
+    """Delete the value at a dotted name, if there is one."""
     *parents, leaf = dotted.split(".")
     for name in parents:
         inner = document.get(name)

@@ -98,11 +98,13 @@ def open_platform(
         try:
             yield platform
         finally:
+            # Without work of its own, the flow still sends what dead processes left.
             if platform.has_worked or left_behind(settings.outbox):
                 _close(platform, sys.exc_info()[1])
 
 
 def _open_tracking(settings: Settings, project: str, services: ExitStack) -> Tracking:
+    # Imported here: a flow whose stages are all cached needs no server.
     from tasks.runtime.servers.service import MLFLOW
     from tasks.runtime.servers.standing import use_services
 
@@ -125,15 +127,16 @@ def _open_study(
         study, tags={**tags, **run_tags()}, params=params, settings_yaml=settings_yaml
     )
     if charts:
-        tracker.describe(trainings=())
+        tracker.describe(trainings=())  # the runs under this one
     link_mlflow_run(tracker, study, charts=charts)
     return tracker
 
 
 def _close(platform: Platform, error: BaseException | None) -> None:
     if platform.has_worked and platform.parent_run is not None:
-        failed: Status = "FAILED" if isinstance(error, Exception) else "KILLED"
-        platform.parent_run.finish("FINISHED" if error is None else failed)
+        # KILLED: by Ctrl-C or SIGTERM, which are no `Exception`.
+        unfinished: Status = "FAILED" if isinstance(error, Exception) else "KILLED"
+        platform.parent_run.finish("FINISHED" if error is None else unfinished)
     unsent = platform.tracking.close(LAST_SENDING_SECONDS)
     if unsent:
         log.warning("%d runs could not be sent to MLflow; the next command sends them", unsent)

@@ -43,7 +43,8 @@ class Stage(Generic[Config]):
 
     `version`: raise it when the same settings give another result. `body` computes the result and
     returns its metrics. `operational`: dotted config fields that do not change the result.
-    `estimate`: what it takes, of `tasks.shared.costs.Costs`, its config, and its inputs' configs.
+    `estimate`: gives the memory, disk and time that it takes, from `tasks.shared.costs.Costs`, the
+    stage's config, and its inputs' configs.
     """
 
     name: str
@@ -123,8 +124,9 @@ def changed_sources(
     for key in platform.store.files.children(f"stages/{stage.name}"):
         for manifest in platform.store.place(stage.name, key).manifests():
             earlier: Sources = {}
-            same = without_sources(manifest.config, earlier) == settings
-            if same and earlier and manifest.parents == parents and manifest.created > newest:
+            # `earlier` gets the digests in this attempt's config; empty: it used no function.
+            is_same = without_sources(manifest.config, earlier) == settings
+            if is_same and earlier and manifest.parents == parents and manifest.created > newest:
                 newest, changed = manifest.created, changed_files(earlier, sources)
     return changed
 
@@ -154,6 +156,7 @@ def run_stage(
         return earlier
 
     def finished_meanwhile() -> StageResult | None:
+        # With `fresh`, the result that is to be replaced is no answer: another address is.
         latest = lookup(stage, key, platform)
         is_new = latest and (earlier is None or latest.address != earlier.address)
         return latest if is_new else None
@@ -168,6 +171,7 @@ def run_stage(
         )
     place = platform.store.place(stage.name, key)
     with place.claim() as claim:
+        # Once more after the claim: its former holder may have committed just before it let go.
         result = _wait_for(claim, finished_meanwhile, stage.name) or finished_meanwhile()
         if result is not None:
             log.info("stage %s: another run computed %s", stage.name, result.address)
@@ -220,7 +224,7 @@ def _compute(
         parent=parent,
         tags=tags | run_tags(),
         params=shown_params(config),
-        resume_key=None if fresh else place.key,
+        resume_key=None if fresh else place.key,  # of the run to go on with, if one did not end
     )
     link_mlflow_run(tracker, name)
     status: Status = "FAILED"
@@ -234,7 +238,7 @@ def _compute(
                 config,
                 inputs,
                 version=stage.version,
-                key_of=lambda other: plan_key(stage, other, inputs),
+                key_of=lambda changed_config: plan_key(stage, changed_config, inputs),
                 scratch=scratch,
                 cache=platform.settings.cache,
                 store=platform.store,
@@ -247,6 +251,7 @@ def _compute(
                 with checks_kept() as checks, own_gpu():
                     metrics = stage.body(work)
             except BaseException as error:
+                # Ctrl-C, SIGTERM and a sweep's pruning end a stage in which nothing went wrong.
                 failed = isinstance(error, Exception) and not isinstance(error, Pruned)
                 status = "FAILED" if failed else "KILLED"
                 with suppress(OSError):  # the disk may be what failed
@@ -254,7 +259,7 @@ def _compute(
                 raise
             finally:
                 place.upload_logs(attempt, work.logs)
-            tracker.wait_created(RUN_CREATION_SECONDS)
+            tracker.wait_created(RUN_CREATION_SECONDS)  # the manifest names MLflow's run
             committed = _commit(place, work.output, work.manifest(metrics, checks), replace=fresh)
             try:
                 place.clear_resume()

@@ -1,4 +1,4 @@
-"""Beside a training: sends its metrics, reports its alarm, lets a sweep end it, keeps its states.
+"""What runs beside a training: it sends metrics and alarms, asks a sweep, commits resume states.
 
 Its metrics reach MLflow through the file that the training appends to: `follow` links it into the
 run's folder in the outbox, whose lines `track/sender.py` sends.
@@ -38,7 +38,7 @@ POLL_SECONDS = 0.5
 EVENT = "dynolab.squeeze.alarm"
 TAG = "squeeze.alarm"
 
-_LIMITS = {f"WANDB_{wait}_TIMEOUT": "30" for wait in ("LOGIN", "INIT", "FINISH")}
+_WANDB_TIMEOUTS = {f"WANDB_{wait}_TIMEOUT": "30" for wait in ("LOGIN", "INIT", "FINISH")}
 """Seconds, unless the environment has others: W&B's own are 90, or have no end."""
 
 
@@ -49,7 +49,8 @@ class TrainingMonitor:
     reads it for the clients of DYNOLAB_REPORT_TO, which may wait for their servers. The third
     commits resume states that appear in `states`, which are complete by then, and deletes the
     local copies. If several wait, only the newest is committed; after a training that ended well,
-    none. A slow or silent store holds up neither training nor its metrics.
+    none, since its result follows. A slow or silent store holds up neither training nor its
+    metrics.
 
     Create it on the stage's thread, whose Prefect context and watcher it keeps.
 
@@ -62,13 +63,15 @@ class TrainingMonitor:
         if begin:
             work.progress.note(work.name, f"goes on from step {begin}")
         self._progress = work.progress.stage(work.name, total_steps)
-        self._progress.step = begin
+        self._progress.step = begin  # `StepReporter` shows no line before it
         metrics = work.output / "metrics.jsonl"
         self._watched = Watched(work.name, states / STOP)
+        # One for each thread: a tail remembers how far it was read.
         tail, reports_tail = Tail(metrics), Tail(metrics)
         listeners = (StepReporter(self._progress), self._alarm, self._watched)
 
         def poll() -> None:
+            # At each poll: the rank program may have put another file in this one's place.
             follow(metrics, work.tracker)
             _pass_on(tail, listeners)
 
@@ -99,10 +102,12 @@ class TrainingMonitor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # Metrics come first and in every case: the last lines may tell why the training ended.
         self._metrics_thread.end(poll_again=True)
         outcome = "done" if error is None else outcome_of(error)
         self._progress.close(outcome)
-        self._states_thread.end(poll_again=kind is not None)
+        self._states_thread.end(poll_again=kind is not None)  # a failed one is resumed from them
+        # After Ctrl-C nobody waits for other servers.
         self._reports_thread.end(poll_again=outcome != "cancelled")
         for report in self._reports if outcome != "cancelled" else ():
             report.finish(failed=outcome == "failed")
@@ -115,13 +120,14 @@ class TrainingMonitor:
         self._watched.check()
 
     def _check_threads(self) -> None:
+        # Not the reports' thread: no client's error ends a training.
         for thread in (self._metrics_thread, self._states_thread):
             if thread.error is not None:
                 raise thread.error
 
     def _keep_newest(self) -> None:
         states = sorted(path for path in self._states.iterdir() if path.name.startswith("step-"))
-        for state in states[-1:]:
+        for state in states[-1:]:  # none if there are none
             self._work.commit_resume(int(state.name.removeprefix("step-")), state)
         for state in states:
             shutil.rmtree(state)
@@ -179,6 +185,7 @@ def follow(file: Path, run: RunTracker) -> None:
     """
     link = run.folder / "followed.jsonl"
     try:
+        # A hard link is the same file. Another one: a resumed rank program replaced the first.
         if not file.exists() or (link.exists() and link.samefile(file)):
             return
         try:
@@ -209,7 +216,7 @@ class Watched:
     """Passes one training's metric lines to the flow's watcher; create it on the flow's thread.
 
     The watcher runs on the thread that reads the lines; `check` raises its `Pruned` in the
-    training's thread. `stop`: a file that is made then, at which a training in this process ends.
+    training's thread. `stop`: a file that is made then; a training loop ends when it sees it.
     """
 
     def __init__(self, stage: str, stop: Path) -> None:
@@ -243,7 +250,7 @@ class Report:
     """
 
     def __init__(self, client: str, **run: Any) -> None:
-        self._client, self._asked = client, run
+        self._client, self._init_options = client, run
         self._run: Any = None
         self._failed = False
 
@@ -260,8 +267,8 @@ class Report:
 
     def _send(self, line: MetricsLine) -> None:
         if self._run is None:
-            os.environ.update(_LIMITS | os.environ)
-            self._run = import_module(self._client).init(**self._asked)
+            os.environ.update(_WANDB_TIMEOUTS | os.environ)  # the user's own win
+            self._run = import_module(self._client).init(**self._init_options)
         self._run.log(line.metrics, step=line.step)
 
     def _try(self, call: Any, *values: Any, **more: Any) -> None:

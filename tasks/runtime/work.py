@@ -76,7 +76,7 @@ class Work(Generic[Config]):
     `output` and its logs under `logs`, reports to `tracker` and `progress`, and commits resume
     states. It may set `step`, `world_size` and `zero_stage`, which go into the manifest. `cache` is
     this machine's folder for files that can be made again. `version` is the stage's; `key_of` gives
-    the key of its result with other settings.
+    the key that this stage's result would have with another config.
     """
 
     def __init__(
@@ -140,6 +140,7 @@ class Work(Generic[Config]):
             file = self.scratch / f"{name}.json"
             file.write_text(json.dumps(content), encoding="utf-8")
             self.tracker.log_artifact(file, "tables")
+        # By this tag MLflow's pages find the tables, as after its own `log_table`.
         listed = [{"path": f"tables/{name}.json", "type": "table"} for name in tables]
         self.tracker.set_tags({"mlflow.loggedArtifacts": json.dumps(listed)})
 
@@ -194,7 +195,10 @@ class Work(Generic[Config]):
         return self._place.newest_resume()
 
     def newest_resume_of(self, config: Config) -> tuple[int, Path] | None:
-        """The same of this stage with other settings; None where a result is computed anew."""
+        """As `newest_resume`, but of this stage with another config, such as another engine.
+
+        None if the result is computed from the start (`fresh`).
+        """
         if self._fresh:
             return None
         return self._store.place(self._place.stage, self._key_of(config)).newest_resume()

@@ -104,9 +104,9 @@ def _replay(work: Work[Any], name: str) -> Replay:
 def _read_by(work: Work[Any], name: str, manifest: Manifest, role: str) -> Path:
     """Folder of what a training read as its input `role`; some input of `work` has its content."""
     digest = manifest.parents[role]
-    for own, source in work.inputs.items():
+    for input_name, source in work.inputs.items():
         if source.digest == digest:
-            return work.input_folder(own)
+            return work.input_folder(input_name)
     raise ConfigError(
         name,
         work.inputs[name].address,
@@ -165,8 +165,8 @@ class Replay:
         **Raises:** `ConfigError` at the first step that differs from the training.
         """
         folder = self.work.scratch / "replay"
-        states, kept = folder / "states", folder / "kept"
-        for records in filter(None, (kept, self.steps)):
+        states, copies = folder / "states", folder / "kept"
+        for records in filter(None, (copies, self.steps)):
             there = [records / f"step-{step:08d}" for step in sorted(steps, reverse=True)]
             if all(record.exists() for record in there):
                 yield from map(StepRecord.load, there)
@@ -184,8 +184,8 @@ class Replay:
                 self.run(output, recorded, states, begin=begin)
             for record in sorted((output / "forces").glob("step-*"), reverse=True):
                 yield StepRecord.load(record)
-            shutil.rmtree(kept, ignore_errors=True)
-            (output / "forces").rename(kept)
+            shutil.rmtree(copies, ignore_errors=True)
+            (output / "forces").rename(copies)
             shutil.rmtree(output)
             shutil.rmtree(_state(states, begin), ignore_errors=True)
         shutil.rmtree(states, ignore_errors=True)

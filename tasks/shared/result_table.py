@@ -44,15 +44,15 @@ def result_table(
         summary = json.loads((folder / "summary.json").read_text())
         verdicts = {row["id"]: row["outcome"] for row in summary.get("verdicts", ())}
         estimates = dict(_estimates(summary))
-    made = {step: store.manifest(one.address, one.digest) for step, one in results.items()}
+    manifests = {step: store.manifest(r.address, r.digest) for step, r in results.items()}
     stages = {
         step: {"stage": m.stage, "version": m.version, "key": m.key, "code": m.git_revision}
-        for step, m in made.items()
+        for step, m in manifests.items()
     }
     return {
         "name": parameters["name"],
         "seeds": parameters.get("seeds", parameters.get("seed")),
-        "date": max(f"{m.created:%Y-%m-%d}" for m in made.values()),
+        "date": max(f"{m.created:%Y-%m-%d}" for m in manifests.values()),
         "stages": stages,
         "verdicts": verdicts,
         "estimates": estimates,
@@ -84,11 +84,11 @@ def _json(value: Any) -> str:
 VerdictsAndEstimates = tuple[dict[str, str], dict[str, Any]]
 
 
-def of_verdicts(found: Iterable[Verdict]) -> VerdictsAndEstimates:
+def of_verdicts(claims: Iterable[Verdict]) -> VerdictsAndEstimates:
     """Claims' outcomes by id, and their figures as `<claim>/<quantity>`."""
     verdicts: dict[str, str] = {}
     estimates: dict[str, Any] = {}
-    for verdict in found:
+    for verdict in claims:
         verdicts[verdict.id] = verdict.outcome
         for figure in verdict.measured:
             estimates[f"{verdict.id}/{figure.name}"] = figure.interval.as_dict()

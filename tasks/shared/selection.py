@@ -47,14 +47,14 @@ def observed_answers(
     **Raises** `ConfigError` as `observed_rows` does, and if no answer is left.
     """
     encoded = [(row, encoder.probe(row)) for row in observed_rows(data, config, pair_ids)]
-    kept = [(row, sequence) for row, sequence in encoded if sequence is not None]
-    if not kept:
+    fitting = [(row, sequence) for row, sequence in encoded if sequence is not None]
+    if not fitting:
         raise ConfigError(
             "observed_pairs",
             config.observed_pairs,
             "every observed answer is longer than the model's context; observe more pairs",
         )
-    return kept
+    return fitting
 
 
 def observed_rows(
@@ -65,10 +65,10 @@ def observed_rows(
     **Raises** `ConfigError` for a kind that the data do not have, and if no pair is watched.
     """
     rows = list(read_rows(data / "probes.jsonl", ProbeRow))
-    known = list(dict.fromkeys(row.kind for row in rows))
+    kinds = list(dict.fromkeys(row.kind for row in rows))
     for kind in config.kinds:
-        if kind not in known:
-            content = f"has {', '.join(known)}" if known else "is empty; raise data.probe_pairs"
+        if kind not in kinds:
+            content = f"has {', '.join(kinds)}" if kinds else "is empty; raise data.probe_pairs"
             raise ConfigError("kinds", kind, f"the data's probe set {content}")
     rows = [row for row in rows if row.kind in config.kinds]
     if pair_ids:
@@ -101,9 +101,9 @@ def updating_rows(
     all_rows = read_rows(data / "train.jsonl", Example)
     if pair_ids:
         rows = [row for row in all_rows if row.id in pair_ids]
-        known = {row.id for row in rows}
+        train_ids = {row.id for row in rows}
         for name in pair_ids:
-            if name not in known:
+            if name not in train_ids:
                 raise ConfigError("pair_ids", name, "is not the id of a training pair")
     else:
         rows = list(islice(all_rows, config.updating_pairs))

@@ -22,7 +22,9 @@ def main(ends: Path, options: list[str]) -> int:
     try:
         torchrun.main(options)
     except ChildFailedError as error:
-        failed = {rank: [end.exitcode, end.timestamp] for rank, end in error.failures.items()}
+        failed = {
+            rank: [failure.exitcode, failure.timestamp] for rank, failure in error.failures.items()
+        }
         ends.write_text(json.dumps(failed))
         return 1
     return 0

@@ -25,6 +25,7 @@ from dynolab.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+# Variables: the GPUs that the user lists for Dynolab, and those that CUDA shows to a process.
 LISTED, VISIBLE = "DYNOLAB_DEVICES", "CUDA_VISIBLE_DEVICES"
 POLL_SECONDS = 0.2
 SILENT_SECONDS = 2.0
@@ -80,8 +81,8 @@ def check_usable(environment: Mapping[str, str] = os.environ) -> None:
 
     Without it, torch would warn and compute on the CPU.
     """
-    given = environment.get(VISIBLE, "").strip()
-    if given in ("", "-1") or environment.get("DS_ACCELERATOR") == "cpu":
+    visible = environment.get(VISIBLE, "").strip()
+    if visible in ("", "-1") or environment.get("DS_ACCELERATOR") == "cpu":
         return
     import torch
 
@@ -94,7 +95,7 @@ def check_usable(environment: Mapping[str, str] = os.environ) -> None:
         reason = str(error).partition("\n")[0]
     raise ConfigError(
         VISIBLE,
-        given,
+        visible,
         f"torch {torch.__version__} cannot use these GPUs ({reason}); install a torch that fits "
         "the driver, or set DS_ACCELERATOR=cpu to compute on the CPU",
     )
@@ -126,11 +127,12 @@ def hold_devices(count: int, names: Sequence[str]) -> Iterator[dict[str, int]]:
     **Raises** `ConfigError` if the host has fewer than `count` devices.
     """
     check_enough("ranks", count, names)
-    with ExitStack() as held:
+    with ExitStack() as stack:
         locks: dict[str, int] = {}
+        # The queue's lock is released as soon as this process has its devices: the next one waits.
         with ExitStack() as queue:
             _lock("queue-devices", queue, wait=True)
-            if not _add_free(count, names, locks, held):
+            if not _add_free(count, names, locks, stack):  # said once, then tried again and again
                 log.warning(
                     "waiting for %d of the GPUs %s, of which %d are free: other runs compute on "
                     "the rest; this one goes on when they end, or name other GPUs in %s",
@@ -139,24 +141,24 @@ def hold_devices(count: int, names: Sequence[str]) -> Iterator[dict[str, int]]:
                     len(locks),
                     LISTED,
                 )
-            while not _add_free(count, names, locks, held):
+            while not _add_free(count, names, locks, stack):
                 time.sleep(POLL_SECONDS)
         log.info("computing on the GPUs %s", ", ".join(locks))
         yield locks
 
 
-def _add_free(count: int, names: Sequence[str], locks: dict[str, int], held: ExitStack) -> bool:
+def _add_free(count: int, names: Sequence[str], locks: dict[str, int], stack: ExitStack) -> bool:
     """Lock free devices until `locks` holds `count`; returns whether it does."""
     for name in names:
         if name in locks or len(locks) == count:
             continue
-        if (lock := _lock(f"device-{name}", held, wait=False)) is not None:
+        if (lock := _lock(f"device-{name}", stack, wait=False)) is not None:
             locks[name] = lock
     return len(locks) == count
 
 
-def _lock(name: str, held: ExitStack, *, wait: bool) -> int | None:
-    """Lock a file until `held` closes; returns None if another process holds the lock.
+def _lock(name: str, stack: ExitStack, *, wait: bool) -> int | None:
+    """Lock a file until `stack` closes; returns None if another process holds the lock.
 
     The folder is shared by all users of the host, as the GPUs are.
     """
@@ -169,8 +171,9 @@ def _lock(name: str, held: ExitStack, *, wait: bool) -> int | None:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CREAT, 0o444)
-    held.callback(os.close, descriptor)
+    stack.callback(os.close, descriptor)
     if wait:
+        # flock waits without a word: a timer tells the user whom this process waits for.
         slow = threading.Timer(SILENT_SECONDS, _name_holder, [file])
         slow.start()
         try:
@@ -190,6 +193,7 @@ def _name_holder(file: Path) -> None:
     holder = "another process"
     with suppress(OSError, KeyError):  # without proc(5), ended meanwhile, or of an unknown user
         for line in Path("/proc/locks").read_text().splitlines():
+            # number, kind, advisory or mandatory, read or write, process, major:minor:inode, range
             _, kind, _, _, process, inode, *_ = line.split()
             if kind == "FLOCK" and inode.endswith(f":{file.stat().st_ino}"):
                 holder = f"process {process}"
@@ -225,7 +229,7 @@ class _OwnGPU:
         if not gpus_usable():
             return None
         if self._name is None:
-            self.take(self._names)
+            self.take(self._names)  # sets the name, which mypy cannot see: hence str()
             torch.cuda.set_device(self._names.index(str(self._name)))
         return self._names.index(str(self._name))
 
@@ -245,7 +249,8 @@ class _OwnGPU:
         return name
 
 
-_stage: _OwnGPU | None = None
+_stage_gpu: _OwnGPU | None = None
+"""The GPU of the stage that runs in this process."""
 
 
 @contextmanager
@@ -254,30 +259,30 @@ def own_gpu() -> Iterator[None]:
 
     Does nothing on hosts without GPUs.
     """
-    global _stage
+    global _stage_gpu
     if not (names := host_devices()):
         yield
         return
     from dynolab import distributed
 
-    _stage = _OwnGPU(names)
+    _stage_gpu = _OwnGPU(names)
     try:
-        with distributed.gpu_chosen_by(_stage.number):
+        with distributed.gpu_chosen_by(_stage_gpu.number):
             yield
     finally:
-        _stage.give_back()
-        _stage = None
+        _stage_gpu.give_back()
+        _stage_gpu = None
 
 
 @contextmanager
 def gpu_lent_to_ranks() -> Iterator[None]:
     """While the block runs, the stage of this process holds no GPU; then it waits for the same one.
 
-    Its tensors stay there. Nobody holds a GPU while waiting for more: two processes, each with one
-    that the other needs, would wait forever.
+    Tensors that the stage still uses stay on it; only unused memory is freed. Nobody holds a GPU
+    while waiting for more: two processes, each with one that the other needs, would wait forever.
     """
-    stage = _stage
-    name = stage.give_back() if stage is not None else None
-    yield
-    if stage is not None and name is not None:
-        stage.take([name])
+    gpu = _stage_gpu
+    name = gpu.give_back() if gpu is not None else None
+    yield  # without `finally`: a stage that fails needs no GPU any more
+    if gpu is not None and name is not None:
+        gpu.take([name])

@@ -29,6 +29,8 @@ from tasks.runtime.system.computing import COMPUTING
 from tasks.runtime.system.processes import kill_marked, last_lines, start_child, stop_group
 
 JOB_VARIABLE = "DYNOLAB_JOB"
+"""Set there, too: the job's random id, by which what is left of it is found and killed."""
+
 OWNER_VARIABLE = "DYNOLAB_OWNER"
 """Set in the environment of ranks and their children: their supervisor's identity, as JSON."""
 
@@ -95,7 +97,7 @@ def launch_ranks(
     ranks. After any exception, and if this process is killed, no rank, helper process, port or
     build lock of this host remains.
     """
-    here = ranks_per_host("engine.ranks", ranks, hosts)
+    local_ranks = ranks_per_host("engine.ranks", ranks, hosts)
     job, logs = job.resolve(), logs.resolve()
     logs.mkdir(parents=True, exist_ok=True)
     devices = host_devices({**os.environ, **environment})
@@ -103,10 +105,10 @@ def launch_ranks(
         gpu_lent_to_ranks(),
         # Next to the job file: if this process is killed, it is removed with the work folder.
         tempfile.TemporaryDirectory(prefix="dynolab-ranks-", dir=job.parent) as folder,
-        ExitStack() as holding,
+        ExitStack() as gpu_locks,
     ):
-        held = holding.enter_context(hold_devices(here, devices)) if devices else {}
-        visible = {VISIBLE: ",".join(held)} if held else {}
+        locks = gpu_locks.enter_context(hold_devices(local_ranks, devices)) if devices else {}
+        visible = {VISIBLE: ",".join(locks)} if locks else {}
         private, job_id = Path(folder), uuid.uuid4().hex
         program = Program(
             module=module,
@@ -118,7 +120,7 @@ def launch_ranks(
         )
         options = [
             *_rendezvous_options(private, hosts, rendezvous),
-            f"--nproc-per-node={here}",
+            f"--nproc-per-node={local_ranks}",
             "--max-restarts=0",
             "--shutdown-timeout=5",
             f"--log-dir={folder}",  # the default leaves a folder in /tmp
@@ -126,17 +128,19 @@ def launch_ranks(
             "tasks.runtime.launch.rank_entry",
             program.model_dump_json(),
         ]
-        ranks_environment = _environment(private, here, hosts) | {**environment, **visible}
+        # The locked GPUs come last: no variable of the caller may show the ranks others.
+        ranks_environment = _environment(private, local_ranks, hosts) | {**environment, **visible}
         try:
             agent = start_child(
                 "tasks.runtime.launch.agent",
                 [str(private / "torchrun.json"), *options],
                 environment=ranks_environment | {JOB_VARIABLE: job_id},
                 log=logs / "torchrun.log",
-                pass_fds=held.values(),
+                pass_fds=locks.values(),
             )
             try:
                 ended = False
+                # Read before `while_running`, which thus runs once more after torchrun's end.
                 while not ended:
                     with suppress(subprocess.TimeoutExpired):
                         agent.wait(poll_seconds)
@@ -148,6 +152,7 @@ def launch_ranks(
             kill_marked(f"{JOB_VARIABLE}={job_id}")
         if agent.returncode:
             failure = first_failure(private, logs, agent.returncode)
+            # torchrun itself gave up, though nobody killed it, and no rank said why: none began.
             if hosts > 1 and failure.rank is None and agent.returncode > 0:
                 raise ConfigError(
                     "DYNOLAB_HOSTS",
@@ -158,10 +163,11 @@ def launch_ranks(
             raise failure
 
 
-_BAR = re.compile(r"\d+%\|")
-_WARNING = re.compile(r"^\S+:\d+: \w*Warning: ")
-_LOG_LINE = re.compile(r"^\[W\d{4} |^\[[^]]*\] \[(INFO|WARNING)\]")
-_RANK = re.compile(r"^\[rank\d+\]:\s?")
+# What lines of a rank's log begin with that say nothing of its error:
+_BAR = re.compile(r"\d+%\|")  # tqdm: 45%|
+_WARNING = re.compile(r"^\S+:\d+: \w*Warning: ")  # Python: file.py:12: UserWarning:
+_LOG_LINE = re.compile(r"^\[W\d{4} |^\[[^]]*\] \[(INFO|WARNING)\]")  # torch, then DeepSpeed
+_RANK = re.compile(r"^\[rank\d+\]:\s?")  # torch puts it before each line of a traceback
 _MOST_LINES, _ERROR_LINES = 400, 12
 
 
@@ -175,7 +181,7 @@ def error_lines(log: Path) -> list[str]:
     for line in last_lines(log, _MOST_LINES):
         text = _RANK.sub("", line)
         if not (_BAR.search(text) or _WARNING.match(text) or _LOG_LINE.match(text)):
-            if text.startswith("Traceback "):
+            if text.startswith("Traceback "):  # only the last one counts
                 lines = []
             if not (after_warning and text.startswith("  ")):
                 lines.append(text)
@@ -244,15 +250,18 @@ def first_failure(failures: Path, logs: Path, agent_code: int) -> RankFailed:
     """
     if agent_code < 0:  # torchrun was killed
         return RankFailed(None, agent_code, last_lines(logs / "torchrun.log"))
+    # Rank → exit code and second, of all that torchrun saw end; and rank → what it recorded itself.
     file = failures / "torchrun.json"
     ends = json.loads(file.read_text()) if file.exists() else {}
     records = {
         file.stem.removeprefix("rank-"): json.loads(file.read_text())
         for file in failures.glob("rank-*.json")
     }
+    # torchrun counts whole seconds: those of the first and the next second may be one event.
     first_second = min((second for _, second in ends.values()), default=0)
 
     def order(rank: str) -> tuple[int, float, int]:
+        # The docstring's four kinds, 0 to 3; within a kind by time, then by rank.
         if rank in records:
             return 1, records[rank]["time"], int(rank)
         code, second = ends[rank]

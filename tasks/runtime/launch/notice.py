@@ -27,39 +27,41 @@ class Notice:
 
     - `seconds`: how long; 0: SIGTERM ends the process at once, as it does without a block.
     - `stop`: a file that is made, for others to see that they shall end.
+
+    The block calls `check` now and then, and `hand_on` when it has saved its state.
     """
 
     def __init__(self, seconds: float, stop: Path | None = None) -> None:
         self._seconds, self._stop = seconds, stop
-        self._given: float | None = None
+        self._came: float | None = None  # when the first SIGTERM came, by the monotonic clock
         # Only the main thread may set handlers, and only it receives signals.
-        self._heard = seconds > 0 and threading.current_thread() is threading.main_thread()
+        self._listens = seconds > 0 and threading.current_thread() is threading.main_thread()
 
     def __enter__(self) -> Notice:
-        if self._heard:
+        if self._listens:
             self._before = signal.signal(signal.SIGTERM, self._hear)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._heard:
+        if self._listens:
             signal.signal(signal.SIGTERM, self._before)
 
     def check(self) -> None:
         """Calls `hand_on` if the time is up."""
-        if self._given is not None and time.monotonic() > self._given + self._seconds:
+        if self._came is not None and time.monotonic() > self._came + self._seconds:
             log.warning("nothing was saved in %g s", self._seconds)
             self.hand_on()
 
     def hand_on(self) -> None:
         """If SIGTERM came, sends it again to the handler that was there before the block."""
-        if self._given is not None:
+        if self._came is not None:
             signal.signal(signal.SIGTERM, self._before)
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self._given is not None:  # Slurm sends it again when the node is needed
+        if self._came is not None:  # Slurm sends it again when the node is needed
             return
-        self._given = time.monotonic()
+        self._came = time.monotonic()
         if self._stop is not None:
             self._stop.touch()
 

@@ -40,15 +40,19 @@ class Program(BaseModel):
     libraries: dict[str, str]
 
 
-def main(given: Program | None) -> None:
-    """Run the program; record an exception and raise it again."""
+def main(launched: Program | None) -> None:
+    """Run the program; record an exception and raise it again.
+
+    **Arguments:** `launched`: the program, if this host's launcher named it; None on other hosts.
+    """
     die_with_parent(starter())
     several = int(os.environ["GROUP_WORLD_SIZE"]) > 1
-    program = rank_0s(given) if several or given is None else given
+    program = program_of_rank_0(launched) if several or launched is None else launched
     rank = os.environ["RANK"]
     descriptor = os.open(
         program.logs / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
     )
+    # Standard output and error, also of libraries in C.
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     faulthandler.enable()
@@ -56,7 +60,7 @@ def main(given: Program | None) -> None:
         if several:
             check_agreement(program)
         check_usable()
-        # DeepSpeed would import all of it, for its own tuning: a fifth of what a rank imports.
+        # DeepSpeed would import MLflow, for its own tuning: a fifth of what a rank imports.
         sys.modules["mlflow"] = None  # type: ignore[assignment]
         run_as_main(program.module, [str(program.job)])
     except BaseException as error:
@@ -69,11 +73,12 @@ def main(given: Program | None) -> None:
         raise
 
 
-def rank_0s(given: Program | None) -> Program:
+def program_of_rank_0(launched: Program | None) -> Program:
     """The program that rank 0 was given, through torchrun's own store.
 
     **Raises** `ConfigError` if this host does not see its files.
     """
+    # The launcher has set these here, torchrun on other hosts has not.
     for name, value in COMPUTING.items():
         os.environ.setdefault(name, value)
     import torch.distributed as dist
@@ -81,8 +86,8 @@ def rank_0s(given: Program | None) -> Program:
     store = dist.TCPStore(
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
     )
-    if given is not None:
-        store.set("dynolab", given.model_dump_json())
+    if launched is not None:  # rank 0's host tells the others
+        store.set("dynolab", launched.model_dump_json())
     program = Program.model_validate_json(store.get("dynolab"))
     if not program.failures.exists():
         raise ConfigError(

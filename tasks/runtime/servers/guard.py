@@ -59,7 +59,8 @@ class Guard:
     - `token`: the secret that clients present.
     - `names`: allowed host names.
     - `public`: paths whose GET needs no login.
-    - `remembered`: what a browser puts into its `localStorage` before its first page, as JSON.
+    - `remembered`: settings of the application's pages, which a browser puts into its
+      `localStorage`, as JSON, before it shows the first of them.
     """
 
     def __init__(
@@ -80,27 +81,29 @@ class Guard:
             await self._application(scope, receive, send)
             return
         request = HTTPConnection(scope)
-        # A connection ends with its answer until the browser has logged in.
+        # Until a browser has logged in, each connection ends with its answer.
         closing = _with_headers(send, _SECURITY_HEADERS | {b"connection": b"close"})
         if self._is_foreign(request):
             reason = "Only this server's own pages may send requests here, by its own names."
             answer = _refusal(403, reason)
-        elif (given := request.query_params.get("token")) is not None and _is_navigation(request):
-            answer = self._login(request, given)
+        elif (token := request.query_params.get("token")) is not None and _is_navigation(request):
+            answer = self._login(request, token)
         elif scope.get("method") == "GET" and scope["path"] == PROOF_PATH:
             answer = PlainTextResponse(self._proof(request))
+        # A browser's first page stores the settings and loads itself again; its cookie says that
+        # they are stored.
         elif (
-            (known := self._is_known(request))
+            (logged_in := self._is_known(request))
             and self._remembered
             and _is_navigation(request)
             and f"{self._cookie}-remembers" not in request.cookies
         ):
-            kept = json.dumps({key: json.dumps(value) for key, value in self._remembered.items()})
+            items = json.dumps({key: json.dumps(value) for key, value in self._remembered.items()})
             answer = HTMLResponse(
-                f"<script>Object.assign(localStorage, {kept}); location.reload()</script>"
+                f"<script>Object.assign(localStorage, {items}); location.reload()</script>"
             )
             answer.set_cookie(f"{self._cookie}-remembers", "1", max_age=LOGIN_DAYS * 86400)
-        elif known:
+        elif logged_in:
             await self._application(scope, receive, _with_headers(send, _SECURITY_HEADERS))
             return
         elif scope.get("method") == "GET" and scope["path"] in self._public:
@@ -120,6 +123,9 @@ class Guard:
     def _is_foreign(self, request: HTTPConnection) -> bool:
         """Whether another site's page made the request."""
         hosts, sites = (request.headers.getlist(name) for name in ("host", "sec-fetch-site"))
+        # A browser sends one Host. A page of this server has its address as origin, by either
+        # scheme (a proxy in front may speak HTTPS); its requests come from the same origin, or
+        # from none (typed). Links from other sites may be followed.
         own_origins = {f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts}
         return (
             len(hosts) != 1
@@ -187,8 +193,8 @@ def _with_headers(send: Send, headers: dict[bytes, bytes]) -> Send:
 
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
-            kept = [pair for pair in message.get("headers", ()) if pair[0].lower() not in headers]
-            message["headers"] = [*kept, *headers.items()]
+            others = [pair for pair in message.get("headers", ()) if pair[0].lower() not in headers]
+            message["headers"] = [*others, *headers.items()]
         await send(message)
 
     return send_with_headers

@@ -115,21 +115,23 @@ def prefect_application(folder: Path, port: int, standing: bool, *, api_only: bo
 
     # What a request leaves out keeps its value. Without this, pausing or resuming a schedule would
     # set its parameters to the class's default, {}.
-    whole = DeploymentScheduleUpdate.model_dump
-    DeploymentScheduleUpdate.model_dump = lambda self, **how: {  # type: ignore[method-assign]
-        name: value for name, value in whole(self, **how).items() if name in self.model_fields_set
+    dump_all = DeploymentScheduleUpdate.model_dump
+    DeploymentScheduleUpdate.model_dump = lambda self, **options: {  # type: ignore[method-assign]
+        name: value
+        for name, value in dump_all(self, **options).items()
+        if name in self.model_fields_set
     }
     application = create_app(final=True, webserver_only=api_only)
-    copied = os.environ.get(
-        "PREFECT_UI_STATIC_DIRECTORY"
-    )  # where the library's folder is read only
+    # Prefect copies its pages there where the library's folder is read only.
+    copied = os.environ.get("PREFECT_UI_STATIC_DIRECTORY")
     pages = Path(copied, "v2") if copied else Path(prefect.__ui_v2_static_subpath__)
-    own = {
+    # Address → file that is served there in place of Prefect's own answer.
+    served_files = {
         **{f"/v2/assets/{script.name}": script for script in pages.glob("assets/index-*.js")},
-        # Linked there, kept elsewhere.
+        # Icons, which the pages ask for at addresses where Prefect has none.
         **{f"/{icon.name}": icon for icon in pages.glob("ico/*.ico")},
     }
-    for address, file in own.items():
+    for address, file in served_files.items():
         kind, _ = guess_type(file.name)
         answer = Response(file.read_bytes().replace(_ANALYTICS_KEY, b""), media_type=kind)
         application.router.routes.insert(0, Route(address, answer))
@@ -147,18 +149,20 @@ def retrying(application: ASGIApp) -> ASGIApp:
             await application(scope, receive, send)
             return
         body = await Request(scope, receive).body()
+        # The application's own `receive` and `send`: they give it the body anew for each attempt,
+        # and keep its answer until it is clear whether it is the last.
         unread, answer = list[Message](), list[Message]()
 
         async def read() -> Message:
             return unread.pop() if unread else await receive()
 
-        async def hold(part: Message) -> None:
+        async def collect(part: Message) -> None:
             answer.append(part)
 
         for seconds in _RETRY_SECONDS:
             unread[:], answer[:] = [{"type": "http.request", "body": body}], []
             with suppress(Exception):  # raised once more after Prefect has answered and logged it
-                await application(dict(scope), read, hold)
+                await application(dict(scope), read, collect)
             if not answer or answer[0]["status"] != HTTPStatus.SERVICE_UNAVAILABLE:
                 break
             await asyncio.sleep(seconds)
@@ -218,10 +222,14 @@ def _start_lock(folder: Path) -> Iterator[None]:
 
 
 def main(name: str, folder: Path, where: str, standing: bool) -> None:
-    """Serve until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT.
+
+    **Arguments:** `where`: number of an inherited socket, or `host:port`.
+    """
     gc.disable()  # imports create millions of permanent objects: collection would cost 8 %
     import uvicorn
 
+    # `until_started` is below: uvicorn calls `startup` within its block.
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)

@@ -23,6 +23,7 @@ from tasks.runtime.system.secret_files import PROOF_PATH, proof
 
 log = logging.getLogger(__name__)
 
+# The warning where another program has the port of one of the home's servers.
 STRANGER = "no server of this home answers at %s: waiting for it; what may be there is sent nothing"
 
 PREFECT, MLFLOW = "prefect", "mlflow"
@@ -54,9 +55,10 @@ class Service:
     """Keeps the server's port as long as the command lives."""
 
     start: Callable[[], Process] | None = field(default=None, compare=False)
-    """Starts the server again, at the same address; None for a process that is not."""
+    """Starts the server again, at the same address; None: it is not started again."""
 
     starts: int = 1
+    """How often it was started, or was tried to be; `STARTS` at most."""
 
     @property
     def has_ended(self) -> bool:
@@ -72,12 +74,14 @@ class Service:
         """Start a server that has ended; after `STARTS` times its port refuses connections."""
         if not self.has_ended or self.start is None:
             return
-        if self.starts == STARTS:
+        if self.starts == STARTS:  # else requests would wait for a server that does not come
             self.free_port()
             return
         last = " / ".join(last_lines(self.log, 2))
         log.warning("%s has ended and is started again; its last lines: %s", self.name, last)
-        with suppress(OSError):  # a full disk, on which its log cannot be opened
+        with suppress(
+            OSError
+        ):  # it counts as a start, too: a full disk, on which its log cannot be opened
             self.process = self.start()
             self.pid = self.process.pid
         self.starts += 1
@@ -139,6 +143,7 @@ def only_to_this_home(token: str, urls: Collection[str]) -> Iterator[None]:
     what they have in common is Python's socket.
     """
     addresses = {(urlsplit(url).hostname, urlsplit(url).port): url for url in urls}
+    # The proof is itself a request to that address, by this thread: it connects unasked.
     asking, warned, connect = threading.local(), set[str](), socket.socket.connect
 
     def connect_if_proved(self: socket.socket, address: Any) -> None:

@@ -61,6 +61,7 @@ class Services(AbstractContextManager["Services"]):
 
     home: Path
     by_name: dict[str, Service]
+    # What is undone when the block ends: the check of connections, the thread that starts servers.
     _until_end: ExitStack = field(default_factory=ExitStack, compare=False)
 
     def wait_ready(self, timeout: float = START_SECONDS) -> None:
@@ -88,7 +89,7 @@ class Services(AbstractContextManager["Services"]):
 
     def stop(self) -> None:
         """End the servers started here, not those of other commands."""
-        self._until_end.close()
+        self._until_end.close()  # first, or servers would be started again
         started = [service.process for service in self.by_name.values() if service.process]
         for process in started:
             process.send_signal(ending_signal())  # all first, so that they end in parallel
@@ -98,17 +99,17 @@ class Services(AbstractContextManager["Services"]):
             service.free_port()
 
     def __enter__(self) -> Services:
-        others = [service.url for service in self.by_name.values() if service.process is None]
-        if others:
-            self._until_end.enter_context(only_to_this_home(login_token(self.home), others))
-        self._until_end.enter_context(self._started_again())
+        others_urls = [service.url for service in self.by_name.values() if service.process is None]
+        if others_urls:
+            self._until_end.enter_context(only_to_this_home(login_token(self.home), others_urls))
+        self._until_end.enter_context(self._start_dead_again())
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
 
     @contextmanager
-    def _started_again(self) -> Iterator[None]:
+    def _start_dead_again(self) -> Iterator[None]:
         """While the block runs, servers started here that end are started again."""
         ending = threading.Event()
 
@@ -126,22 +127,22 @@ class Services(AbstractContextManager["Services"]):
             keeper.join()
 
 
-def client_variables(home: Path, addresses: Mapping[str, Service]) -> dict[str, str]:
+def client_variables(home: Path, services: Mapping[str, Service]) -> dict[str, str]:
     """Environment variables with the servers' addresses and login, for their clients."""
-    if not addresses:
+    if not services:
         return {}
     token = login_token(home)
     variables: dict[str, str] = {}
-    if PREFECT in addresses:
+    if PREFECT in services:
         variables |= {
-            "PREFECT_API_URL": f"{addresses[PREFECT].url}/api",
+            "PREFECT_API_URL": f"{services[PREFECT].url}/api",
             "PREFECT_HOME": str(home / PREFECT),
             # Not PREFECT_API_AUTH_STRING: most of Prefect's WebSockets do not send it.
             "PREFECT_CLIENT_CUSTOM_HEADERS": json.dumps({"Authorization": f"Bearer {token}"}),
         }
-    if MLFLOW in addresses:
+    if MLFLOW in services:
         variables |= {
-            "MLFLOW_TRACKING_URI": addresses[MLFLOW].url,
+            "MLFLOW_TRACKING_URI": services[MLFLOW].url,
             "MLFLOW_TRACKING_USERNAME": "dynolab",
             "MLFLOW_TRACKING_PASSWORD": token,
         }
@@ -194,7 +195,7 @@ def _start(home: Path, name: str, port: int, standing: bool) -> Service:
         ) from error
     host, port = listener.getsockname()
 
-    def start() -> Process:
+    def start() -> Process:  # called again if the server ends: the socket stays open here
         return start_child(
             "tasks.runtime.servers.serve",
             [name, str(home / name), str(listener.fileno()), *(["standing"] if standing else [])],

@@ -34,13 +34,13 @@ def running_services(home: Path) -> dict[str, Service]:
     logs = home.resolve() / "logs"
     try:
         listed = {
-            name: Service(name, str(at["url"]), int(at["pid"]), logs / f"{name}.log")
-            for name, at in json.loads(_register(home).read_text(encoding="utf-8")).items()
+            name: Service(name, str(entry["url"]), int(entry["pid"]), logs / f"{name}.log")
+            for name, entry in json.loads(_register(home).read_text(encoding="utf-8")).items()
         }
     except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
         return {}  # missing or damaged: treated as no running servers
     running = {}
-    for name in listed.keys() & set(ALL):
+    for name in listed.keys() & set(ALL):  # of this version's servers
         service = listed[name]
         if is_of_home(login_token(home), service.url):
             running[name] = service
@@ -59,8 +59,10 @@ def use_services(home: Path, names: Sequence[str] = ALL) -> Services:
     running = running_services(home)
     standing = {name: running[name] for name in names if name in running}
     missing = [name for name in names if name not in running]
-    free = {name: DEFAULT_PORTS[name] for name in missing if not port_in_use(DEFAULT_PORTS[name])}
-    started = start_services(home, missing, ports=free)
+    free_ports = {
+        name: DEFAULT_PORTS[name] for name in missing if not port_in_use(DEFAULT_PORTS[name])
+    }
+    started = start_services(home, missing, ports=free_ports)
     return Services(started.home, standing | started.by_name)
 
 
@@ -77,7 +79,7 @@ def standing_services(
     **Raises** `ConfigError` if the home's servers are already running or a port is taken,
     `ServiceFailed` if a server does not become ready.
     """
-    for name, running in running_services(home).items():
+    for name, running in running_services(home).items():  # the first of them, if there is one
         raise ConfigError(
             "home",
             str(home),
@@ -102,6 +104,7 @@ def standing_services(
 def login_links(services: Services) -> list[str]:
     """A line for each server: its name, and the link that logs a browser in."""
     token = login_token(services.home)
+    # The token stands between path and fragment: /path?token=…#fragment.
     return [
         f"{_LABELS[name]:8}{service.url}/{f'?token={token}'.join(_FIRST_PAGES[name])}"
         for name, service in services.by_name.items()

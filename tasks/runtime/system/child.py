@@ -41,9 +41,9 @@ def die_with_parent(parent: int) -> None:
 def starter() -> int:
     """The process that started this one.
 
-    As it said itself, if it is a child of Dynolab's: the parent that this process has now is
-    another one if the starter ended while modules were loaded. A variable that came from another
-    host says nothing.
+    A child of Dynolab's finds it in STARTER. Its present parent would not do: if the starter ended
+    while modules were loaded, that is another process. Without the variable, or with one from
+    another host, the present parent is all there is.
     """
     host, _, pid = os.environ.get(STARTER, "").rpartition(" ")
     return int(pid) if host == os.uname().nodename else os.getppid()
@@ -52,7 +52,8 @@ def starter() -> int:
 def shield() -> None:
     """Block SIGTERM here and in all descendants, where a training has a time of grace.
 
-    A scheduler sends it to every process at once; the ranks shall still save their state.
+    A scheduler sends it to every process at once; the ranks shall still save their state. The
+    process that started them takes the signal (`tasks.runtime.launch.notice`).
     """
     if os.environ.get(GRACE):
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])

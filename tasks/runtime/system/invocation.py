@@ -16,7 +16,7 @@ def invocation() -> str:
     `dynolab` where the shell finds this very program, else the path that was typed, or
     `python -m dynolab`. Processes that were started otherwise, such as workers, say `dynolab`.
     """
-    typed = Path(sys.argv[0])
+    typed = Path(sys.argv[0])  # of `python -m dynolab`: the package's __main__.py
     if typed.name == "__main__.py" and typed.parent.name == PROGRAM:
         return f"{_program('python', sys.executable)} -m {PROGRAM}"
     return PROGRAM if typed.name != PROGRAM else _program(PROGRAM, sys.argv[0])

@@ -112,8 +112,8 @@ def kill_marked(marker: str) -> None:
 
 def marked_processes(marker: str) -> list[int]:
     """Living processes whose initial environment holds `marker` (NAME=value)."""
-    name, _, wanted = marker.partition("=")
-    return [pid for pid, value in variable_of_all(name).items() if value == wanted]
+    name, _, marked_value = marker.partition("=")
+    return [pid for pid, value in variable_of_all(name).items() if value == marked_value]
 
 
 def variable_of_all(name: str) -> dict[int, str]:

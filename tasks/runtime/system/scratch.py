@@ -35,16 +35,16 @@ def _take_lock(parent: Path, lock: Path) -> IO[str]:
     try:
         fcntl.flock(parent_lock, fcntl.LOCK_EX)
         _remove_abandoned(parent)
-        held = lock.open("w")
-        fcntl.flock(held, fcntl.LOCK_EX)
-        return held
+        lock_file = lock.open("w")
+        fcntl.flock(lock_file, fcntl.LOCK_EX)
+        return lock_file
     finally:
         os.close(parent_lock)
 
 
 def _remove_abandoned(parent: Path) -> None:
     for lock in parent.glob("*.lock"):
-        with lock.open("a") as probe:
+        with lock.open("a") as probe:  # "a": no error if it is deleted meanwhile
             try:
                 fcntl.flock(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

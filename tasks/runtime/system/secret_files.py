@@ -26,8 +26,9 @@ _KEY_BYTES = 32
 _TOKEN_LENGTH = 32
 _WORD = "(?:pass(?:word|wd|phrase)?|pwd|secret|token|key|credentials?|auth|login|sig(?:nature)?)"
 _SECRET_NAME = re.compile(f"(?:^|_){_WORD}s?(?:_|$)", re.IGNORECASE)
-# A login before the host; any query or parameter of a URL, since servers name their passwords
-# differently; or a setting with the name of a secret (`host=… password=…`).
+# A login before the host (//user:password@, or user:password@ alone); any query or parameter of a
+# URL, since servers name their passwords differently; or a setting with the name of a secret
+# (`host=… password=…`).
 _SECRET = re.compile(rf"//[^/\s]*@|\w:[^/\s]+@|://\S*[?;#]|{_WORD}[\"']?\s*[=:]", re.IGNORECASE)
 
 
@@ -47,22 +48,22 @@ def own_folder(folder: Path) -> Path:
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
         return folder
-    found = folder.stat()
-    if found.st_uid != os.geteuid():
+    stats = folder.stat()
+    if stats.st_uid != os.geteuid():
         raise ConfigError(
             HOME, str(folder), "belongs to another user; name a folder that does not exist yet"
         )
-    if found.st_mode & 0o067:
+    if stats.st_mode & 0o067:  # the group may pass (x); others nothing
         raise ConfigError(
             HOME,
             str(folder),
-            f"is open to other users (mode {stat.S_IMODE(found.st_mode):o}); name a folder that "
+            f"is open to other users (mode {stat.S_IMODE(stats.st_mode):o}); name a folder that "
             f"does not exist yet, or, if nobody else has used this one: chmod 700 {folder}",
         )
     return folder
 
 
-def kept_secret(name: str, file: Path) -> str:
+def secret_in(name: str, file: Path) -> str:
     """The random secret in `file`, in hex; created once, even if several processes try.
 
     **Arguments:** `name`: of the setting, for error messages.
@@ -71,22 +72,23 @@ def kept_secret(name: str, file: Path) -> str:
     """
     if not file.exists():
         own_folder(file.parent)
+        # Written aside and linked: a file that another process has put there meanwhile stays.
         part = file.with_name(f"{file.name}.{uuid4().hex}.part")
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
             stream.write(secrets.token_hex(_KEY_BYTES))
         with suppress(FileExistsError):
             os.link(part, file)
         part.unlink()
-    found = file.stat()
-    if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
+    stats = file.stat()
+    if stats.st_uid != os.geteuid() or not stat.S_ISREG(stats.st_mode):
         raise ConfigError(
             name, "…", f"{file} is not a file of this user; delete it, and a new one is created"
         )
-    if found.st_mode & 0o077:
+    if stats.st_mode & 0o077:
         raise ConfigError(
             name,
             "…",
-            f"other users may read {file} (mode {stat.S_IMODE(found.st_mode):o}); delete it, and a "
+            f"other users may read {file} (mode {stat.S_IMODE(stats.st_mode):o}); delete it, and a "
             f"new one is created, or, if nobody has read it: chmod 600 {file}",
         )
     return file.read_text(encoding="utf-8").strip()
@@ -102,7 +104,7 @@ def signing_key(home: Path, environment: Mapping[str, str] = os.environ) -> byte
             text, "is not a key: give at least 64 hexadecimal digits (openssl rand -hex 32)"
         )
     file = home / "key"
-    return _key(kept_secret(KEY, file), f"is not set, and {file} holds no key: delete that file")
+    return _key(secret_in(KEY, file), f"is not set, and {file} holds no key: delete that file")
 
 
 def check_key(environment: Mapping[str, str]) -> None:
@@ -114,7 +116,7 @@ def check_key(environment: Mapping[str, str]) -> None:
 def login_token(home: Path) -> str:
     """The token that clients of a home's servers must present."""
     file = home / "token"
-    return check_token(kept_secret(TOKEN, file), f"; delete {file}, and a new one is created")
+    return check_token(secret_in(TOKEN, file), f"; delete {file}, and a new one is created")
 
 
 def check_token(text: str, remedy: str = " (openssl rand -hex 32)") -> str:
@@ -134,16 +136,16 @@ def proof(token: str, purpose: str, text: str) -> str:
 
 def new_session(token: str, seconds: float) -> str:
     """A login for so long, which a cookie can hold; it shows its end."""
-    opened = f"{time.time() + seconds:.0f}.{secrets.token_hex(8)}"
-    return f"{opened}.{proof(token, 'session', opened)}"
+    end_and_nonce = f"{time.time() + seconds:.0f}.{secrets.token_hex(8)}"
+    return f"{end_and_nonce}.{proof(token, 'session', end_and_nonce)}"
 
 
 def is_session(token: str, text: str) -> bool:
     """Whether a text is a login by `new_session` with the same token that has not ended."""
-    opened, _, signature = text.rpartition(".")
-    if not hmac.compare_digest(signature.encode(), proof(token, "session", opened).encode()):
+    end_and_nonce, _, signature = text.rpartition(".")
+    if not hmac.compare_digest(signature.encode(), proof(token, "session", end_and_nonce).encode()):
         return False
-    return time.time() < float(opened.partition(".")[0])
+    return time.time() < float(end_and_nonce.partition(".")[0])
 
 
 def _key(text: str, remedy: str) -> bytes:

@@ -60,7 +60,7 @@ class Settings(BaseModel):
         """
         check_key(environment)
         store = environment.get("DYNOLAB_STORE")
-        if store and not store.startswith("file:"):
+        if store and not store.startswith("file:"):  # a path may hold any character
             _check_no_login("DYNOLAB_STORE", store)
         hosts = _count(environment, "DYNOLAB_HOSTS")
         rendezvous = _host_and_port(environment, "DYNOLAB_RENDEZVOUS")
@@ -115,7 +115,7 @@ def _http(environment: Mapping[str, str], name: str) -> str | None:
         try:
             parts = urlsplit(value)
             is_address = parts.scheme in ("http", "https") and bool(parts.hostname)
-        except ValueError:
+        except ValueError:  # such as http://[, which urlsplit refuses
             is_address = False
         if not is_address:
             raise ConfigError(name, value, "give an address like http://127.0.0.1:5000")
@@ -136,6 +136,7 @@ def _check_no_login(name: str, address: str) -> None:
 
 def _count(environment: Mapping[str, str], name: str, default: int = 1) -> int:
     value = environment.get(name) or str(default)
+    # 1 to 999999999, with or without zeros before it.
     if not re.fullmatch("0*[1-9][0-9]{0,8}", value):
         raise ConfigError(name, value, "give a number, 1 or more")
     return int(value)

@@ -68,6 +68,7 @@ def run_page(run: Run, artifact: str = "") -> str:
 
 def compare_page(run: Run, compared: Sequence[str]) -> str:
     """Address of MLflow's comparison of runs, by their ids, of a run's experiment."""
+    # Both as JSON lists without blanks, as MLflow's pages write them.
     runs, experiments = (
         json.dumps(ids, separators=(",", ":")) for ids in (list(compared), [run.experiment_id])
     )
@@ -87,8 +88,8 @@ def charts_of(run: Run, trainings: Sequence[str]) -> tuple[str, str]:
     Sorted by name, runs stand in a flat list: under their parent they would be folded away.
     """
     numbers, listed = count(), ", ".join(f"'{training}'" for training in trainings)
-    made = f"attributes.run_id IN ({listed})"
-    under = f"tags.`mlflow.parentRunId` = '{run.run_id}' and {_IS_TRAINING}"
+    chosen_runs = f"attributes.run_id IN ({listed})"
+    child_trainings = f"tags.`mlflow.parentRunId` = '{run.run_id}' and {_IS_TRAINING}"
     charts: list[dict[str, Any]] = [
         {
             "uuid": f"chart-{next(numbers)}",
@@ -104,11 +105,11 @@ def charts_of(run: Run, trainings: Sequence[str]) -> tuple[str, str]:
             "useGlobalXaxisKey": True,
             "useGlobalLineSmoothing": True,
         }
-        for section, drawn in CHARTS.items()
-        for metrics in drawn
+        for section, section_charts in CHARTS.items()
+        for metrics in section_charts
     ]
     state = {
-        "searchFilter": made if trainings else under,
+        "searchFilter": chosen_runs if trainings else child_trainings,
         "orderByKey": "tags.`mlflow.runName`",
         "orderByAsc": True,
         "runsHiddenMode": "SHOW_ALL",

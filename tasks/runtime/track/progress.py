@@ -67,7 +67,7 @@ class StageProgress:
         self.outcome: Outcome | None = None
         self.ended = threading.Event()
         self.began = time.monotonic()
-        self._first: tuple[float, int] | None = None
+        self._first: tuple[float, int] | None = None  # when the first step was shown, and which
 
     @property
     def count(self) -> str:
@@ -81,12 +81,11 @@ class StageProgress:
         """Time left at the pace since the first step, such as "3 min left"; empty if unknown."""
         if self.outcome is not None or self._first is None or not self.total_steps:
             return ""
-        (began, first), now = self._first, time.monotonic()
+        began, first = self._first
         if self.step <= first or self.step >= self.total_steps:
             return ""
-        return (
-            f"{duration((self.total_steps - self.step) * (now - began) / (self.step - first))} left"
-        )
+        step_seconds = (time.monotonic() - began) / (self.step - first)
+        return f"{duration((self.total_steps - self.step) * step_seconds)} left"
 
     def update(self, step: int, text: str = "") -> None:
         """Show that `step` steps are done, followed by `text`, such as "loss 1.23"."""
@@ -142,7 +141,11 @@ class StepReporter:
         self._recent: deque[tuple[int, float]] = deque(maxlen=RATE_WINDOW)
 
     def __call__(self, line: MetricsLine) -> None:
-        """Show one line; none of the steps before the one that a training goes on from."""
+        """Show one line.
+
+        A resumed training's file begins with lines that are older than its first step; they are
+        not shown.
+        """
         if line.step < self.stage.step:
             return
         self._recent.append((line.step, line.time))
@@ -179,6 +182,7 @@ class PlainLines:
         else:
             if stage not in self._shown:
                 state = "started"
+            # Too soon. A text before the first step, such as "loads the model", is always written.
             elif now - self._shown[stage] < self.seconds and (stage.step or not stage.text):
                 return
             self._shown[stage] = now
@@ -200,9 +204,8 @@ class RichLines:
     def show(self, stage: StageProgress) -> None:
         """Move the stage's bar; the live display ends with the last running stage."""
         if stage.outcome in ("cached", "noted"):
-            cached = "[green]cached[/green] " if stage.outcome == "cached" else ""
-            line = f"{stage.name:<24} {cached}{stage.text}"
-            self.console.print(line, highlight=False)
+            label = "[green]cached[/green] " if stage.outcome == "cached" else ""
+            self.console.print(f"{stage.name:<24} {label}{stage.text}", highlight=False)
             return
         with self._lock:
             if self._live is None:
@@ -213,7 +216,7 @@ class RichLines:
             if stage.outcome in ("failed", "cancelled"):
                 # Without a total, the bar of a stage without steps would keep pulsing.
                 total, text = total or 1, f"[red]{stage.outcome}[/red]"
-            elif stage.outcome is not None:
+            elif stage.outcome is not None:  # done: a full bar, also of a stage without steps
                 total = step = max(step if total is None else total, 1)
             text = ", ".join(filter(None, (text, stage.left)))
             self._live.update(task, total=total, completed=step, count=stage.count, text=text)
@@ -350,6 +353,7 @@ def _publish_until_end(stage: StageProgress, seconds: float) -> None:
     artifact: UUID | None = None
     published: tuple[float, str] | None = None
     while True:
+        # Read first, so that a stage that ends meanwhile is published once more.
         ended = stage.ended.is_set()
         percent, description = state = _percent_and_description(stage)
         try:
@@ -367,8 +371,8 @@ def _publish_until_end(stage: StageProgress, seconds: float) -> None:
 
 
 def _percent_and_description(stage: StageProgress) -> tuple[float, str]:
-    done = min(1.0, stage.step / stage.total_steps) if stage.total_steps else 0.0
-    percent = 100.0 if stage.outcome == "done" else 100.0 * done
+    share = min(1.0, stage.step / stage.total_steps) if stage.total_steps else 0.0
+    percent = 100.0 if stage.outcome == "done" else 100.0 * share
     state = f"{stage.count} {stage.text}".strip() or "started"
     return percent, f"{stage.name}: {state}" + (f" ({stage.outcome})" if stage.outcome else "")
 

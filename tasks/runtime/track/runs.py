@@ -74,6 +74,8 @@ class Record:
     """Run and artifact that the description leads to."""
 
     models: list[dict[str, Any]] = field(default_factory=list)
+    """Model versions to register: name, source, run_id, tags."""
+
     run: Run | None = None
     reopened: bool = False
     """Whether an earlier process created the run, which may hold some of the steps."""
@@ -85,7 +87,8 @@ class Record:
     def read(cls, folder: Path) -> Record:
         """Read a folder's record; **Raises** `ValueError` or `TypeError` if it is not one."""
         content = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        return cls(**content | {"run": content["run"] and Run(**content["run"])})
+        run = content["run"]
+        return cls(**content | {"run": run and Run(**run)})
 
 
 class SendingThread(Protocol):
@@ -108,8 +111,9 @@ class RunTracker:
         self, tracking: SendingThread, folder: Path, record: Record, lock: IO[str], *, live: bool
     ) -> None:
         self.folder, self.record, self.live = folder, record, live
+        # The record's version, which each change raises, and the one that the server has.
         self.version, self.sent_version, self.created = 1, 0, threading.Event()
-        self.writing = threading.Lock()
+        self.writing = threading.Lock()  # held while the record or an artifact changes
         self._tails: dict[Path, Tail] = {}
         self._tracking, self._held_lock = tracking, lock
 
@@ -139,7 +143,7 @@ class RunTracker:
 
     def tails(self) -> list[Tail]:
         """The files of metrics, each with what of it was sent."""
-        files = sorted(self.folder.glob("[!.]*.jsonl"))
+        files = sorted(self.folder.glob("[!.]*.jsonl"))  # those with a dot are being written
         return [self._tails.setdefault(file, Tail(file)) for file in files]
 
     def artifacts(self) -> Iterator[Path]:
@@ -149,6 +153,7 @@ class RunTracker:
     def log_metrics(self, values: Mapping[str, float], step: int) -> None:
         """Log `values` at `step`; NaN and infinities are allowed."""
         metrics = {key: float(value) for key, value in values.items()}
+        # As a line of a training's file, whose number of examples the sender does not read.
         line = {"step": step, "examples": 0, "time": time.time(), "metrics": metrics}
         with self._logging("metrics"), (self.folder / "logged.jsonl").open("a") as stream:
             stream.write(json.dumps(line) + "\n")
@@ -209,7 +214,8 @@ class RunTracker:
 
     def save(self) -> None:
         """Write `run.json`; the caller holds `writing`."""
-        # A folder that was sent and deleted, or set aside, must not come back.
+        # Written within the folder, which is not made: one that was sent and deleted, or set aside,
+        # must not come back.
         content = json.dumps(asdict(self.record))
         write_text_aside(self.folder / "run.json", content, self.folder)
 
@@ -238,6 +244,7 @@ def left_by_the_dead(outbox: Path) -> Iterator[tuple[Path, IO[str]]]:
     """The folders of dead processes, oldest first, each with its lock, which is now held."""
     for record in sorted(outbox.glob("[0-9]*/run.json")):
         folder = record.parent
+        # Passes over a folder that another process holds, or has sent and deleted meanwhile.
         with contextlib.suppress(FileNotFoundError, BlockingIOError):
             lock = (folder / "lock").open("a")
             try:
@@ -251,7 +258,7 @@ def left_by_the_dead(outbox: Path) -> Iterator[tuple[Path, IO[str]]]:
 
 def left_behind(outbox: Path) -> bool:
     """Whether a dead process has left a run that was not sent completely."""
-    for _, lock in left_by_the_dead(outbox):
+    for _, lock in left_by_the_dead(outbox):  # the first is enough
         lock.close()
         return True
     return False
@@ -272,9 +279,10 @@ def shown_params(settings: BaseModel) -> dict[str, str]:
 
     Those other than their defaults, and all of an objective that a study file sets.
     """
-    own = dict(flat(settings.model_dump(mode="json", exclude_defaults=True)))
-    given = dict(flat(settings.model_dump(mode="json", exclude_unset=True)))
-    shown = {name: text for name, text in given.items() if "objective." in name} | own
+    not_default = dict(flat(settings.model_dump(mode="json", exclude_defaults=True)))
+    set_by_user = dict(flat(settings.model_dump(mode="json", exclude_unset=True)))
+    shown = {name: text for name, text in set_by_user.items() if "objective." in name} | not_default
+    # An empty sub-model is "{}": it says nothing.
     return dict(islice((pair for pair in shown.items() if pair[1] != "{}"), SHOWN_PARAMS))
 
 

@@ -65,7 +65,7 @@ class Sender:
     def __init__(self, client: MlflowClient, outbox: Path, runs: dict[str, RunTracker]) -> None:
         self.client, self.outbox, self.runs = client, outbox, runs
         self.reachable = True
-        self._held_steps: dict[tuple[str, str], set[int]] = {}  # reopened run and metric → steps
+        self._steps_before: dict[tuple[str, str], set[int]] = {}  # reopened run and metric → steps
         self._experiments: dict[str, str] = {}
 
     def send_all(self) -> bool:
@@ -95,12 +95,13 @@ class Sender:
         return usable
 
     def _send(self, tracker: RunTracker) -> None:
-        # Read first: nothing is logged after the final status, so that nothing is left out.
+        # Read before all else: what is sent below then holds all that was logged before the status,
+        # after which nothing is logged.
         status = tracker.record.status or (None if tracker.live else "KILLED")
         run = tracker.run or self._open_run(tracker)
         if run is None:
             return
-        version = tracker.version
+        version = tracker.version  # it may rise while the record is sent; then it is sent again
         if version > tracker.sent_version:
             self._send_record(tracker, run)
             tracker.sent_version = version
@@ -108,13 +109,14 @@ class Sender:
             for lines in tail.batches(LINES_PER_BATCH):
                 self._log_batch(run.run_id, list(self._metrics(tracker, run.run_id, lines)))
         for file in tracker.artifacts():
-            inode = file.stat().st_ino
+            inode = file.stat().st_ino  # `log_artifact` may put a newer file in its place
             self._upload(run, file, file.parent.relative_to(tracker.folder / "artifacts"))
             with tracker.writing:
-                if file.stat().st_ino == inode:  # no newer one has taken its place
+                if file.stat().st_ino == inode:
                     file.unlink()
         if status is not None:
             self.client.set_terminated(run.run_id, status, tracker.record.ended or now_ms())
+            # Renamed first: a folder that is half deleted is nobody's run.
             gone = tracker.folder.rename(self.outbox / f"sent-{tracker.folder.name}")
             tracker.release()
             shutil.rmtree(gone)
@@ -131,10 +133,10 @@ class Sender:
             with _refusal_logged(f"the description of run {run.run_id}"):
                 if trainings is not None:
                     self.client.set_experiment_tag(run.experiment_id, *charts_of(run, trainings))
-                address = page and run_page(Run(page[0], run.experiment_id, ""), page[1])
-                text = description(run, charts=trainings is not None, page=address)
-                own = record.tags.get(DESCRIPTION_TAG, "")
-                self.client.set_tag(run.run_id, DESCRIPTION_TAG, f"{own} {text}".strip())
+                page_address = page and run_page(Run(page[0], run.experiment_id, ""), page[1])
+                text = description(run, charts=trainings is not None, page=page_address)
+                user_text = record.tags.get(DESCRIPTION_TAG, "")
+                self.client.set_tag(run.run_id, DESCRIPTION_TAG, f"{user_text} {text}".strip())
         for model in models:
             self._register_model(
                 model["run_id"] or run.run_id, model["name"], model["source"], model["tags"]
@@ -150,10 +152,10 @@ class Sender:
 
     def _steps(self, run_id: str, key: str) -> set[int]:
         """Steps at which a run had a value of the metric when it was reopened."""
-        if (run_id, key) not in self._held_steps:
+        if (run_id, key) not in self._steps_before:
             history = self.client.get_metric_history(run_id, key)
-            self._held_steps[run_id, key] = {metric.step for metric in history}
-        return self._held_steps[run_id, key]
+            self._steps_before[run_id, key] = {metric.step for metric in history}
+        return self._steps_before[run_id, key]
 
     def _log_batch(self, run_id: str, batch: Sequence[Entity]) -> None:
         """Log a batch; halve one that is refused, so that only the faulty values are dropped."""
@@ -179,7 +181,9 @@ class Sender:
             return
         with _refusal_logged(f"the artifact {file.name}"):
             try:
-                self.client.log_artifact(run.run_id, str(file), folder.as_posix().strip("."))
+                self.client.log_artifact(
+                    run.run_id, str(file), folder.as_posix().strip(".")
+                )  # ".": none
             except requests.HTTPError as error:
                 verify_rest_response(error.response, "artifacts")  # raises MlflowException
 
@@ -202,6 +206,8 @@ class Sender:
                 record.tags[PARENT_TAG] = parent.run_id
             elif (self.outbox / record.parent).exists():
                 return None
+        # This folder's run, which a sender created before it ended; else the one that an earlier
+        # attempt at the same stage left; else a new one.
         run = self._find_run(experiment, f"tags.`{OUTBOX_TAG}` = '{name}'")
         if run is None and record.resume_key:
             same_stage = f"tags.`{STAGE_KEY_TAG}` = '{record.resume_key}'"

@@ -42,12 +42,15 @@ class Tail:
             status = os.fstat(stream.fileno())
             self._inode, self._offset = status.st_ino, self._begin(status)
             stream.seek(self._offset)
+            # Up to a line without its end, which is still being written.
             complete = takewhile(lambda line: line.endswith(b"\n"), stream)
             while texts := list(islice(complete, most)):
                 yield list(_parsed(texts))
+                # Only now, when the caller has come back for more.
                 self._offset += sum(map(len, texts))
 
     def _begin(self, status: os.stat_result) -> int:
+        """Where to go on: 0 in a file that is another, or shorter than what was read."""
         is_same = status.st_ino == self._inode and self._offset <= status.st_size
         return self._offset if is_same else 0
 

@@ -87,12 +87,12 @@ class Tracking:
         """
         # Names sort by age: a resumed run must be sent after its predecessor.
         folder = self.outbox / f"{time.time_ns():020d}-{uuid.uuid4().hex[:12]}"
-        stage = {STAGE_KEY_TAG: resume_key} if resume_key else {}
+        stage_tag = {STAGE_KEY_TAG: resume_key} if resume_key else {}
         record = Record(
             self.experiment,
             name,
             began=now_ms(),
-            tags={"mlflow.user": _user()} | clipped(tags, TAG_LENGTH) | stage,
+            tags={"mlflow.user": _user()} | clipped(tags, TAG_LENGTH) | stage_tag,
             params=clipped(dict(flat(params)), PARAM_LENGTH),
             resume_key=resume_key,
             parent=parent.folder.name if parent else None,
@@ -116,26 +116,28 @@ class Tracking:
         """
         deadline = time.monotonic() + timeout
         self._adopt()
-        while (left := self._unsent()) and time.monotonic() < deadline:
+        while (unsent := self._unsent()) and time.monotonic() < deadline:
             self.wake()
             time.sleep(AWAITED_PAUSE_SECONDS)
-        return left
+        return unsent
 
     def close(self, timeout: float) -> int:
         """Call `send_pending`, then stop; returns how many runs remain in the outbox."""
-        left = self.send_pending(timeout)
+        unsent = self.send_pending(timeout)
         self._stop.set()
         self.wake()
         self._thread.join(timeout=5.0)
         for tracker in list(self._runs.values()):
             tracker.release()
-        return left
+        return unsent
 
     def wake(self) -> None:
         """Send soon rather than at the next round."""
         self._wake.set()
 
     def _unsent(self) -> int:
+        # All but the runs that go on and whose data have arrived: one that has ended stays in
+        # `_runs` until its end has arrived, too.
         return sum(
             not (tracker.live and tracker.record.status is None and tracker.is_sent)
             for tracker in list(self._runs.values())
@@ -166,7 +168,7 @@ class Tracking:
         try:
             client = connect(self.uri)
         finally:
-            self.connected.set()
+            self.connected.set()  # also after an error: `wait_created` must not wait for ever
         from tasks.runtime.track.sender import Sender  # imports MLflow
 
         sender, pause = Sender(client, self.outbox, self._runs), SEND_SECONDS
