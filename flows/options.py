@@ -113,8 +113,8 @@ def file_and_stages(
         raise ConfigError("STAGE", named[0], "is computed again with --fresh; add it")
     if len(files) > 1:
         raise ConfigError("FILE", files[1], f"{files[0]} is given, too; give one file")
-    study_file = one_file(Path(files[0]) if files else None, config)
-    return study_file, tuple(named) if named else fresh
+    the_file = one_file(Path(files[0]) if files else None, config)
+    return the_file, tuple(named) if named else fresh
 
 
 def built_in(name: str) -> Path:
