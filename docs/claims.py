@@ -42,6 +42,7 @@ PLACES = {
     "stories": (SAMPLED, "stories"),
     "mnist": (REAL, "MNIST"),
     "degeneration": (REAL, "HH"),
+    "removals": (REAL, "HH helpful"),
     "logs": (AUTHORS, ""),
     "strategies": (MADE, "two strategies"),
     "sums": (MADE, "sums"),

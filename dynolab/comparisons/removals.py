@@ -33,11 +33,11 @@ class Removal:
 
     @property
     def effects(self) -> dict[str, dict[str, float | int | None]]:
-        """The three intervals by name, for JSON."""
+        """The three intervals as `<run>/<name>`, for JSON."""
         return {
-            "against_baseline": self.against_baseline.as_dict(),
-            "control_effect": self.control_effect.as_dict(),
-            "against_random": self.against_random.as_dict(),
+            f"{self.run}/against_baseline": self.against_baseline.as_dict(),
+            f"{self.run}/control_effect": self.control_effect.as_dict(),
+            f"{self.run}/against_random": self.against_random.as_dict(),
         }
 
 

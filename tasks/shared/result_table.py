@@ -99,7 +99,7 @@ def _estimates(summary: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for row in summary.get("verdicts", ()):
         for name, interval in row["measured"].items():
             yield f"{row['id']}/{name}", interval
-    for kind in ("changes", "means", "differences", "matched"):
+    for kind in ("changes", "means", "differences", "matched", "removals"):
         for name, interval in summary.get(kind, {}).items():
             yield f"{kind}/{name}", interval
     for row in summary.get("rates", ()):

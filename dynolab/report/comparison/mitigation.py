@@ -138,7 +138,11 @@ def write_mitigation_page(
         "means": as_dicts(plain),
         "differences": as_dicts({name: differences[name] for name in differences if name in plain}),
         "matched": matched,
-        "removals": {removal.run: removal.effects for removal in removals(compared)},
+        "removals": {
+            name: effect
+            for removal in removals(compared)
+            for name, effect in removal.effects.items()
+        },
         "ends": _ends(compared),
         "verdicts": [verdict.summary() for verdict in verdicts],
     }
