@@ -18,6 +18,7 @@ from dynolab.statistics import (
     bootstrap,
     clear,
     mean_interval,
+    partial_rank_correlation,
     percentile_ends,
     rank_correlation,
     ratio_interval,
@@ -228,6 +229,31 @@ def test_single_values_have_no_rank_correlation_draw_by_draw() -> None:
     for draws in ((), (2,), (2, 3)):
         correlations = rank_correlation(np.ones((*draws, 1)), np.ones((*draws, 1)))
         assert correlations.shape == draws and np.isnan(correlations).all()
+
+
+def test_a_partial_rank_correlation_is_that_of_what_the_third_leaves_of_the_ranks() -> None:
+    rng = np.random.default_rng(5)
+    x, y, given = rng.normal(size=(3, 4, 30))
+    x, y = x + given, y - 0.5 * given
+
+    def left(values: np.ndarray, third: np.ndarray) -> np.ndarray:
+        ranks, others = scipy.stats.rankdata(values), scipy.stats.rankdata(third)
+        slope, start = np.polyfit(others, ranks, 1)
+        rest: np.ndarray = ranks - start - slope * others
+        return rest
+
+    expected = [
+        np.corrcoef(left(x[draw], given[draw]), left(y[draw], given[draw]))[0, 1]
+        for draw in range(4)
+    ]
+    assert partial_rank_correlation(x, y, given) == pytest.approx(expected)
+    assert float(partial_rank_correlation(x[0], y[0], given[0])) == pytest.approx(expected[0])
+
+
+def test_what_a_third_orders_alike_has_no_partial_rank_correlation() -> None:
+    x, y = np.arange(5.0), np.array([1.0, 3, 2, 5, 4])
+    assert math.isnan(partial_rank_correlation(x, y, 2 * x))
+    assert math.isnan(partial_rank_correlation(x, y, np.zeros(5)))
 
 
 def test_the_area_under_the_curve_by_hand() -> None:

@@ -165,8 +165,8 @@ def _score_rankings(
     scores = []
     for ranking, values in risks.items():
         given = trivial if ranking in FORCES else force
-        told = _told(values, change)
-        partial = _told(values, change, given=risks[given])
+        agreement = _agreement(values, change)
+        partial = _agreement(values, change, given=risks[given])
         area = _area(values, fell)
         scores.append(
             Foresight(
@@ -174,9 +174,9 @@ def _score_rankings(
                 split=split,
                 pairs=pairs,
                 fallen=fallen,
-                spearman=told.mean,
-                spearman_low=told.low,
-                spearman_high=told.high,
+                spearman=agreement.mean,
+                spearman_low=agreement.low,
+                spearman_high=agreement.high,
                 auc=area.mean,
                 auc_low=area.low,
                 auc_high=area.high,
@@ -189,7 +189,7 @@ def _score_rankings(
     return scores
 
 
-def _told(
+def _agreement(
     risks: Float[ndarray, " pairs"],
     change: Float[ndarray, " pairs"],
     given: Float[ndarray, " pairs"] | None = None,

@@ -77,7 +77,7 @@ def write_audit_page(inputs: AuditPageInputs, folder: Path) -> None:
         lowered=int((column(rows, "from_all") < 0).sum()),
         harmful=[row.pair_id for row in worst_first(rows, "on_all") if row.on_all < 0],
         token=token if token < FOREIGN else None,
-        told=_told_most(audit.foresight, "train"),
+        best_ranking=_best_ranking(audit.foresight, "train"),
     )
     page = words.page(
         inputs.name,
@@ -172,7 +172,7 @@ def foresight_section(foresight: Sequence[Foresight]) -> Section:
         rows.append((*label, *cells))
     measures = ("rank correlation", "given the other kind’s best", "AUC")
     head = [f"{measure}, {SPLITS[split]}" for split in splits for measure in measures]
-    counted = [(by_ranking[FORCES[0], split], _told_most(foresight, split)) for split in splits]
+    counted = [(by_ranking[FORCES[0], split], _best_ranking(foresight, split)) for split in splits]
     words = Words("audit.html", counted=counted)
     heads = ("ranking", "at risk where", *head)
     return words.section("foresight", table(heads, rows, "ss" + "n" * len(head)))
@@ -188,8 +188,8 @@ def _scores(row: Foresight | None) -> tuple[str, str, str]:
     return with_interval(spearman), with_interval(partial), with_interval(auc, sign=False)
 
 
-def _told_most(foresight: Sequence[Foresight], split: Split) -> str:
-    """What told most on a split: the best force or the best trivial ranking, and what forces add.
+def _best_ranking(foresight: Sequence[Foresight], split: Split) -> str:
+    """The best force and the best trivial ranking on a split, in a sentence, and what the force adds.
 
     Empty where nothing differs.
     """
@@ -204,15 +204,15 @@ def _told_most(foresight: Sequence[Foresight], split: Split) -> str:
         "audit.html",
         split=split,
         force=LABELS[force.ranking][0],
-        force_told=force.spearman,
+        force_correlation=force.spearman,
         trivial=LABELS[trivial.ranking][0],
-        trivial_told=abs(trivial.spearman),
+        trivial_correlation=abs(trivial.spearman),
         reversed=trivial.spearman < 0,
         ahead=force.spearman > abs(trivial.spearman),
         adds=force.partial,
         adds_clearly=force.partial_low > 0,
     )
-    return words("told_most")
+    return words("best_ranking")
 
 
 def foreseen_figure(audit: Audit) -> Figure | None:

@@ -26,11 +26,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
+from scipy.stats import false_discovery_control, ttest_1samp
 
 pytest.importorskip("matplotlib", reason="the manual's pictures")
 from docs import claims, pictures, seeds
+from dynolab.statistics import Interval, mean_interval
 from tests.flows.lab import ROOT
 
 STUDIES = ROOT / "deploy" / "studies"
@@ -185,6 +188,34 @@ def test_the_table_of_claims_is_that_of_the_kept_tables() -> None:
     assert claims.with_table(page) == page, "run python docs/claims.py"
     cells = [cells for own in claims.claims().values() for cells in own.values()]
     assert all(cells), "a claim was tried nowhere"
+
+
+def test_a_cell_is_judged_by_its_interval_its_unit_and_its_cases() -> None:
+    def of(low: float, high: float) -> Interval:
+        return Interval((low + high) / 2, low, high, 5)
+
+    assert claims._finer("unclear", [of(-0.6, 0.9)], 0.0, "nats") == "no difference"
+    assert claims._finer("unclear", [of(-0.6, 1.1)], 0.0, "nats") == "unclear"
+    assert claims._finer("unclear", [of(0.46, 0.54)], 0.5, "AUC") == "no difference"
+    assert claims._finer("unclear", [of(-0.1, 0.1)], 0.0, "") == "unclear"
+    assert claims._finer("fails", [of(-0.9, -0.6)], 0.0, "nats") == "fails"
+    assert claims._finer("holds", [of(4, 5)], 0.0, "", about_cases=True) == "holds"
+    assert claims._finer("holds", [of(4, 5), of(41, 42)], 0.0, "", about_cases=True) == "most"
+    assert claims._unit("SFT (Ren & Sutherland; nats)", "A claim") == "nats"
+    assert claims._unit("SFT (Ren & Sutherland; nats)", "A claim (AUC)") == "AUC"
+
+
+def test_a_cell_s_p_is_that_of_its_values_and_of_the_figure_that_decides_least() -> None:
+    rng = np.random.default_rng(1)
+    near, far = rng.normal(0.4, 1, size=6), rng.normal(3, 1, size=6)
+    expected = ttest_1samp(near, 0.1).pvalue
+    intervals = [mean_interval(far), mean_interval(near)]
+    assert claims._p(intervals, 0.1) == pytest.approx(expected)
+    assert claims._p([*intervals, Interval(1.0, math.nan, math.nan, 1)], 0.1) is None
+    cells = [c for group in claims.claims().values() for row in group.values() for c in row]
+    chances = [c.p for c in cells if c.p is not None]
+    shares = dict(zip(chances, false_discovery_control(chances), strict=True))
+    assert all(c.q == pytest.approx(shares[c.p]) for c in cells if c.p is not None)
 
 
 DUE = {"bergson-builtin", "counterfactual-builtin"}

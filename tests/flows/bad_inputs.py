@@ -338,10 +338,15 @@ COMMANDS = [
     _command("No such command", "stdy"),
     _command("DYNOLAB_STORE = ", "study", "--plan", variables={"DYNOLAB_STORE": "gopher://a"}),
     _command("DYNOLAB_HOSTS = ", "study", "--plan", variables={"DYNOLAB_HOSTS": "two"}),
-    _command("DYNOLAB_HOME = ", "study", "--plan", variables={"DYNOLAB_HOME": "{folder}/pipe"},
-             files={"pipe": PIPE}),
+    _command(
+        "DYNOLAB_HOME = ",
+        "study",
+        "--plan",
+        variables={"DYNOLAB_HOME": "{folder}/pipe"},
+        files={"pipe": PIPE},
+    ),
     _command("MLFLOW_TRACKING_URI = ", "study", "--plan", variables={"MLFLOW_TRACKING_URI": "x"}),
-]  # fmt: skip
+]
 BAD_INPUTS = [*SETTINGS, *FILES, *DATA, *CHAT, *CODE, *COMMANDS]
 
 

@@ -12,6 +12,7 @@ import pytest
 from dynolab.claims.verdict import Verdict, above
 from dynolab.comparisons.arm_table import LEAST_COUNT, ArmTable
 from dynolab.comparisons.matched import table_of
+from dynolab.comparisons.removals import removals
 from dynolab.data.rows import read_value, write_rows
 from dynolab.report.comparison.judges import SHOWN, write_judge_page
 from dynolab.report.comparison.mitigation import write_mitigation_page
@@ -78,6 +79,30 @@ def test_followed_answers_are_on_the_page_with_the_changes_of_other_seeds(tmp_pa
     assert all(own.pair_id in section for own in compared.followed)
     write_mitigation_page(compared.model_copy(update={"followed": ()}), tmp_path)
     assert 'id="followed"' not in (tmp_path / "mitigation.html").read_text()
+
+
+def test_a_removal_stands_beside_its_control_which_is_no_remedy(tmp_path: Path) -> None:
+    """`dose`, the best run otherwise, is taken for the control of `extended`."""
+    compared = mitigation()
+    arms = compared.arms | {
+        "extended": compared.arms["extended"].model_copy(
+            update={"filtered_by": "id", "named": ("a", "b")}
+        ),
+        "dose": compared.arms["dose"].model_copy(update={"filtered_by": "random", "random": 2}),
+        "designed": compared.arms["designed"].model_copy(update={"filtered_by": "random"}),
+    }
+    with_control = compared.model_copy(update={"arms": arms})
+    (removal,) = removals(with_control)
+    assert (removal.run, removal.control, removal.pairs) == ("extended", "dose", 2)
+    write_mitigation_page(with_control, tmp_path)
+    text = (tmp_path / "mitigation.html").read_text()
+    section = text.split('<section id="removals">')[1].split("</section>")[0]
+    shown = (removal.against_baseline, removal.control_effect, removal.against_random)
+    assert all(with_interval(effect) in section for effect in shown)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["removals"] == removal.effects
+    write_mitigation_page(compared, tmp_path)
+    assert 'id="removals"' not in (tmp_path / "mitigation.html").read_text()
 
 
 def test_the_summary_says_what_diverged_and_judges_the_others(tmp_path: Path) -> None:
