@@ -189,7 +189,7 @@ def _scores(row: Foresight | None) -> tuple[str, str, str]:
 
 
 def _best_ranking(foresight: Sequence[Foresight], split: Split) -> str:
-    """The best force and the best trivial ranking on a split, in a sentence, and what the force adds.
+    """A sentence: the best force and the best trivial ranking on a split, what the force adds.
 
     Empty where nothing differs.
     """
