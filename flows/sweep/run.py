@@ -141,6 +141,7 @@ def _run_trial(study: SweepStudy, trial: optuna.Trial, platform: Platform) -> No
     settings_text = ", ".join(
         f"{name.rpartition('.')[2]} = {short(value)}" for name, value in point.items()
     )
+    # The stages' runs get this trial's run, which is opened next, as their parent.
     trial_platform = replace(
         platform, open_tracking=lambda: platform.tracking, open_parent_run=lambda _: run
     )
@@ -155,6 +156,7 @@ def _run_trial(study: SweepStudy, trial: optuna.Trial, platform: Platform) -> No
     )
 
     def watch(stage: str, line: MetricsLine) -> None:
+        # Only lines of the step that has the metric, at the steps at which it is checked.
         value = line.metrics.get(sweep.metric)
         if sweep.prune is None or stage != sweep.stage or line.step % sweep.prune.every:
             return

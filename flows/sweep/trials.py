@@ -70,6 +70,7 @@ class SweepStudy:
         """Trials that were begun and not ended: they run now, or their process died."""
         import optuna
 
+        # `get_trials` gives records; only a `Trial`, by its id, can be reported to and ended.
         running = self._study.get_trials(states=[optuna.trial.TrialState.RUNNING])
         return [optuna.Trial(self._study, trial._trial_id) for trial in running]
 
@@ -117,7 +118,8 @@ class SweepStudy:
 
     def _measured(self, trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
         """Values and paths of a trial: at its end, else as far as they were checked for pruning."""
-        metric, checked = self.parameters.metric, sorted(trial.intermediate_values.items())
+        metric = self.parameters.metric
+        checked = sorted(trial.intermediate_values.items())  # step and value, of the metric alone
         so_far = {"values": {metric: checked[-1][1]}, "paths": {metric: checked}} if checked else {}
         return trial.user_attrs.get(MEASURED) or so_far
 

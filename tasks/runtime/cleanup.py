@@ -29,9 +29,8 @@ def clean_up(settings: Settings) -> dict[str, int]:
     """
     counts = {"reaped": len(reap_orphans()), "unsent": 0}
     if settings.mlflow_tracking_uri is not None and left_behind(settings.outbox):
-        tracking = Tracking(
-            settings.mlflow_tracking_uri, settings.outbox, experiment=""
-        )  # opens no run
+        # It only sends, and needs no experiment for runs of its own.
+        tracking = Tracking(settings.mlflow_tracking_uri, settings.outbox, experiment="")
         counts["unsent"] = tracking.close(SENDING_SECONDS)
     return counts
 

@@ -120,7 +120,8 @@ def changed_sources(
     if not sources:
         return []
     parents = {name: source.digest for name, source in inputs.items()}
-    newest, changed = datetime.min.replace(tzinfo=UTC), list[str]()
+    newest = datetime.min.replace(tzinfo=UTC)  # older than any attempt
+    changed: list[str] = []
     for key in platform.store.files.children(f"stages/{stage.name}"):
         for manifest in platform.store.place(stage.name, key).manifests():
             earlier: Sources = {}

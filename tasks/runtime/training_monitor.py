@@ -102,15 +102,16 @@ class TrainingMonitor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # Metrics come first and in every case: the last lines may tell why the training ended.
+        # Metrics first, and however the training ended: its last lines are shown and sent.
         self._metrics_thread.end(poll_again=True)
         outcome = "done" if error is None else outcome_of(error)
         self._progress.close(outcome)
         self._states_thread.end(poll_again=kind is not None)  # a failed one is resumed from them
         # After Ctrl-C nobody waits for other servers.
         self._reports_thread.end(poll_again=outcome != "cancelled")
-        for report in self._reports if outcome != "cancelled" else ():
-            report.finish(failed=outcome == "failed")
+        if outcome != "cancelled":
+            for report in self._reports:
+                report.finish(failed=outcome == "failed")
         if kind is None:
             self._check_threads()
 
@@ -127,7 +128,7 @@ class TrainingMonitor:
 
     def _keep_newest(self) -> None:
         states = sorted(path for path in self._states.iterdir() if path.name.startswith("step-"))
-        for state in states[-1:]:  # none if there are none
+        for state in states[-1:]:  # the newest: their names have their steps with zeros before
             self._work.commit_resume(int(state.name.removeprefix("step-")), state)
         for state in states:
             shutil.rmtree(state)

@@ -105,7 +105,7 @@ def launch_ranks(
         gpu_lent_to_ranks(),
         # Next to the job file: if this process is killed, it is removed with the work folder.
         tempfile.TemporaryDirectory(prefix="dynolab-ranks-", dir=job.parent) as folder,
-        ExitStack() as gpu_locks,
+        ExitStack() as gpu_locks,  # stays empty without GPUs
     ):
         locks = gpu_locks.enter_context(hold_devices(local_ranks, devices)) if devices else {}
         visible = {VISIBLE: ",".join(locks)} if locks else {}
@@ -123,7 +123,7 @@ def launch_ranks(
             f"--nproc-per-node={local_ranks}",
             "--max-restarts=0",
             "--shutdown-timeout=5",
-            f"--log-dir={folder}",  # the default leaves a folder in /tmp
+            f"--log-dir={private}",  # the default leaves a folder in /tmp
             "--module",
             "tasks.runtime.launch.rank_entry",
             program.model_dump_json(),

@@ -131,7 +131,7 @@ class Guard:
             len(hosts) != 1
             or hosts[0].partition(":")[0].lower() not in self._names
             or not own_origins.issuperset(request.headers.getlist("origin"))
-            or (not {*sites} <= {"same-origin", "none"} and not _is_navigation(request))
+            or (not set(sites) <= {"same-origin", "none"} and not _is_navigation(request))
         )
 
     def _proof(self, request: HTTPConnection) -> str:

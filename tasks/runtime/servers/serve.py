@@ -162,7 +162,7 @@ def retrying(application: ASGIApp) -> ASGIApp:
         for seconds in _RETRY_SECONDS:
             unread[:], answer[:] = [{"type": "http.request", "body": body}], []
             with suppress(Exception):  # raised once more after Prefect has answered and logged it
-                await application(dict(scope), read, collect)
+                await application(dict(scope), read, collect)  # it writes into its scope
             if not answer or answer[0]["status"] != HTTPStatus.SERVICE_UNAVAILABLE:
                 break
             await asyncio.sleep(seconds)

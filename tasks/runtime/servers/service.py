@@ -79,9 +79,8 @@ class Service:
             return
         last = " / ".join(last_lines(self.log, 2))
         log.warning("%s has ended and is started again; its last lines: %s", self.name, last)
-        with suppress(
-            OSError
-        ):  # it counts as a start, too: a full disk, on which its log cannot be opened
+        # A full disk, on which its log cannot be opened: that counts as a start, too.
+        with suppress(OSError):
             self.process = self.start()
             self.pid = self.process.pid
         self.starts += 1

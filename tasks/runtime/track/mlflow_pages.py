@@ -87,7 +87,8 @@ def charts_of(run: Run, trainings: Sequence[str]) -> tuple[str, str]:
     `trainings`: ids of their runs, which other studies may have made; empty: those under the run.
     Sorted by name, runs stand in a flat list: under their parent they would be folded away.
     """
-    numbers, listed = count(), ", ".join(f"'{training}'" for training in trainings)
+    numbers = count()
+    listed = ", ".join(f"'{training}'" for training in trainings)
     chosen_runs = f"attributes.run_id IN ({listed})"
     child_trainings = f"tags.`mlflow.parentRunId` = '{run.run_id}' and {_IS_TRAINING}"
     charts: list[dict[str, Any]] = [

@@ -170,7 +170,8 @@ class PlainLines:
 
     def show(self, stage: StageProgress) -> None:
         """Write a line if it is due; ignores a closed pipe, so that the study goes on."""
-        now, parts = time.monotonic(), [f"{stage.count} {stage.text}".strip(), stage.left]
+        now = time.monotonic()
+        parts = [f"{stage.count} {stage.text}".strip(), stage.left]
         state = ", ".join(filter(None, parts))
         if stage.outcome == "cached":
             state = f"cached {stage.text}"
@@ -212,7 +213,10 @@ class RichLines:
                 self._live = self._begin()
             if stage not in self._tasks:
                 self._tasks[stage] = self._live.add_task(stage.name, total=None, count="", text="")
-            task, total, step, text = self._tasks[stage], stage.total_steps, stage.step, stage.text
+            task = self._tasks[stage]
+            total = stage.total_steps
+            step = stage.step
+            text = stage.text
             if stage.outcome in ("failed", "cancelled"):
                 # Without a total, the bar of a stage without steps would keep pulsing.
                 total, text = total or 1, f"[red]{stage.outcome}[/red]"

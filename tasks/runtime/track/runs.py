@@ -136,8 +136,8 @@ class RunTracker:
     def is_sent(self) -> bool:
         """Whether the server has everything so far."""
         try:
-            unsent = any(tail.has_more for tail in self.tails())
-            return not (self.version > self.sent_version or unsent or any(self.artifacts()))
+            unsent_lines = any(tail.has_more for tail in self.tails())
+            return not (self.version > self.sent_version or unsent_lines or any(self.artifacts()))
         except FileNotFoundError:  # it has just been sent and deleted
             return True
 
