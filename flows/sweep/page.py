@@ -69,7 +69,7 @@ def show_trials(study: SweepStudy, platform: Platform) -> str:
         compare=compare_address,
     )
     text = f"{sum(row.state != 'running' for row in rows)} of {parameters.total} trials have ended."
-    # Best first, then how many have ended.
+    # Each is put in front of the text, which ends with the count.
     for row in best:
         point = ", ".join(f"{name} = {short(value)}" for name, value in row.settings.items())
         reached = ", ".join(f"{name} {short(row.values[name])}" for name in parameters.objectives)

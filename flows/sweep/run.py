@@ -237,10 +237,12 @@ def _measured(
     sweep: SweepParameters, paths: Mapping[str, list[tuple[int, float]]]
 ) -> dict[str, dict[str, Any]]:
     """What the sweep's page shows of a trial: last values of some metrics, and two paths."""
+    # The sweep's metrics and those beside them, each once.
     shown = [name for name in dict.fromkeys((*sweep.objectives, *BESIDE)) if name in paths]
     thinned = {}  # metric → at most `PATH_POINTS` of its points
-    per_token = any(name.startswith(LOGP) for name in sweep.objectives)
-    for name in (*sweep.objectives, *([] if per_token else [LOGP])):
+    # The chosen answer's log-probability is drawn, too, unless a metric is one already.
+    has_logp = any(name.startswith(LOGP) for name in sweep.objectives)
+    for name in (*sweep.objectives, *([] if has_logp else [LOGP])):
         finite = [point for point in paths.get(name, ()) if math.isfinite(point[1])]
         if len(finite) > 1:
             # Every n-th point, counted from the last, which is always among them; in their order.

@@ -251,13 +251,13 @@ def first_failure(failures: Path, logs: Path, agent_code: int) -> RankFailed:
     if agent_code < 0:  # torchrun was killed
         return RankFailed(None, agent_code, last_lines(logs / "torchrun.log"))
     # Rank → exit code and second, of all that torchrun saw end; and rank → what it recorded itself.
-    file = failures / "torchrun.json"
-    ends = json.loads(file.read_text()) if file.exists() else {}
+    ends_file = failures / "torchrun.json"
+    ends = json.loads(ends_file.read_text()) if ends_file.exists() else {}
     records = {
         file.stem.removeprefix("rank-"): json.loads(file.read_text())
         for file in failures.glob("rank-*.json")
     }
-    # torchrun counts whole seconds: those of the first and the next second may be one event.
+    # torchrun counts whole seconds: ranks that end in this and in the next one may end together.
     first_second = min((second for _, second in ends.values()), default=0)
 
     def order(rank: str) -> tuple[int, float, int]:

@@ -39,6 +39,7 @@ def running_services(home: Path) -> dict[str, Service]:
         }
     except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
         return {}  # missing or damaged: treated as no running servers
+    # The file may be of servers that ended, or whose ports other programs have now.
     running = {}
     for name in listed.keys() & set(ALL):  # of this version's servers
         service = listed[name]
