@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import numpy as np
 from jaxtyping import Float
@@ -38,6 +38,11 @@ def word_overlap(pairs: Sequence[EncodedExample], training_pairs: int) -> Float[
     difference[diagonal, diagonal] = 0  # the pair itself is none of the others
     others[:training_pairs] -= 1
     return difference.sum(1) / np.maximum(others, 1)
+
+
+def shared_words(left: Set[str], right: Set[str]) -> float:
+    """`|a ∩ b| / |a ∪ b|` of two answers' words."""
+    return len(left & right) / max(1, len(left | right))
 
 
 def _answers(pair: EncodedExample) -> tuple[Encoded, Encoded]:

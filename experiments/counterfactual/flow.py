@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import Field
 
+from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.data.source_checks import FilePath
 from dynolab.errors import ConfigError
 from dynolab.results.ledger_reader import LedgerReader, read_ledger
@@ -20,6 +22,7 @@ from experiments.counterfactual.stages import (
     MetagradientConfig,
     reseeded,
 )
+from experiments.counterfactual.words import word_totals
 from flows.checkpoints import results_of
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow, Step
 from flows.parameters.parse import load_parameters
@@ -42,6 +45,11 @@ class CounterfactualParameters(FlowParameters):
     seed: int = Field(0, ge=0, description="Of the random groups.")
     further_seeds: int = Field(
         2, ge=0, description="Further seeds of training, each with and without the blamed groups."
+    )
+    another_order: bool = Field(
+        True,
+        description="Train once more without each random group, with the examples in another "
+        "order: how well a removal agrees with itself bounds what estimates can tell.",
     )
     metagradient: bool = Field(
         True,
@@ -78,7 +86,8 @@ def plan_removals(parameters: CounterfactualParameters, platform: Platform) -> P
         platform.store.folder(existing[name].address, existing[name].digest)
         for name in ("ledger", "data")
     )
-    groups = dropped_groups(parameters, read_ledger(ledger, data))
+    probes = list(read_rows(data / "probes.jsonl", ProbeRow))
+    groups = dropped_groups(parameters, read_ledger(ledger, data), probes)
     training = retraining(study.preference)
     reads = {"data": "data", "model": study.start}
     steps = [Step(WHOLE, PREFERENCE, training, reads)]
@@ -95,8 +104,13 @@ def plan_removals(parameters: CounterfactualParameters, platform: Platform) -> P
         for group in groups
     ]
     seeds = tuple(range(training.seed, training.seed + 1 + parameters.further_seeds))
+    another_order = training.seed + 1 if parameters.another_order and parameters.groups else None
     # The whole training and those without the blamed groups, with other seeds.
-    blamed = {group.name: group.examples for group in groups if group.answer is not None}
+    blamed = {group.name: group.examples for group in groups if group.blamed}
+    reseeded_groups = {seed: {WHOLE: (), **blamed} for seed in seeds[1:]}
+    if another_order is not None:
+        drawn = {group.name: group.examples for group in groups if group.answer is None}
+        reseeded_groups.setdefault(another_order, {WHOLE: ()}).update(drawn)
     again = [
         Step(
             reseeded(name, seed),
@@ -104,13 +118,17 @@ def plan_removals(parameters: CounterfactualParameters, platform: Platform) -> P
             training.model_copy(update={"seed": seed, "without": examples}),
             reads,
         )
-        for seed in seeds[1:]
-        for name, examples in {WHOLE: (), **blamed}.items()
+        for seed, dropped in reseeded_groups.items()
+        for name, examples in dropped.items()
     ]
     steps += again
     shown += [step.name for step in again]
     page = CounterfactualConfig(
-        name=parameters.name, settings=parameters.as_yaml, groups=tuple(groups), seeds=seeds
+        name=parameters.name,
+        settings=parameters.as_yaml,
+        groups=tuple(groups),
+        seeds=seeds,
+        another_order=another_order,
     )
     steps += [Step("counterfactual", COUNTERFACTUAL, page, {name: name for name in shown})]
     return Plan(parameters, steps, existing)
@@ -129,19 +147,30 @@ def _metagradient(study: StudyParameters, training: TrainConfig) -> list[Step]:
     return [Step("metagradient", METAGRADIENT, config, reads)]
 
 
-def dropped_groups(parameters: CounterfactualParameters, ledger: LedgerReader) -> list[Dropped]:
-    """Random groups, and for each single answer the group that the ledger blames for its fall."""
+def dropped_groups(
+    parameters: CounterfactualParameters, ledger: LedgerReader, probes: Sequence[ProbeRow]
+) -> list[Dropped]:
+    """Random groups, and for each single answer the group that the ledger blames for its fall,
+    beside one of as many examples that words alone would blame."""
     size = min(parameters.group_size, len(ledger.examples))
     draw = random.Random(parameters.seed)
     groups = [
         Dropped(name=f"random-{number}", examples=tuple(sorted(draw.sample(ledger.examples, size))))
         for number in range(parameters.groups)
     ]
+    words = word_totals(ledger, probes)
     singles = [account for account in ledger.accounts if account.row.single]
     for number, account in enumerate(singles[: parameters.blamed]):
+        answer = account.row.name
         worst = ledger.pushers(account.lines)[: parameters.blamed_size]
         names = tuple(sorted(pusher.example for pusher in worst))
-        groups.append(Dropped(name=f"blamed-{number}", examples=names, answer=account.row.name))
+        groups.append(Dropped(name=f"blamed-{number}", examples=names, answer=answer))
+        by_words = {example: words[answer, example] for example in ledger.examples}
+        worst_by_words = sorted(by_words, key=by_words.__getitem__)[: parameters.blamed_size]
+        names = tuple(sorted(worst_by_words))
+        groups.append(
+            Dropped(name=f"words-{number}", examples=names, answer=answer, blamed_by="words")
+        )
     return groups
 
 
@@ -176,6 +205,7 @@ FLOW = StagedFlow(
                 "blamed": "blamed",
                 "blamed_size": "blamed_size",
                 "further_seeds": "further_seeds",
+                "another_order": "another_order",
                 "metagradient": "metagradient",
             },
         )

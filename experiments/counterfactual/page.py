@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from markupsafe import Markup
 
 from dynolab.report.figure import Figure, add_diagonal, in_panel, subplots
 from dynolab.report.inputs.study import StageFacts
 from dynolab.report.page import Words, table, write_page
 from dynolab.report.style import CHOSEN, HISTORY, number, plotly_text
-from dynolab.statistics import mean_interval
+from dynolab.statistics import Interval, mean_interval
 from dynolab.training.config import DIFFERENTIATED
-from experiments.counterfactual.results import Agreement, Dropped, Effect, Repeat
+from experiments.counterfactual.results import IN_NATS, Agreement, Dropped, Effect, Repeat
 
 TEMPLATE = Path(__file__).with_name("counterfactual.html")
 
@@ -23,6 +24,7 @@ def write_counterfactual_page(
     groups: Sequence[Dropped],
     agreements: Sequence[Agreement],
     repeats: Sequence[Repeat],
+    removals: Mapping[str, Interval],
     *,
     name: str,
     settings: str,
@@ -35,25 +37,31 @@ def write_counterfactual_page(
         agreement=agreements[0],
         effects=effects,
         groups=groups,
-        without={row.estimate for row in agreements} == {"ledger"},
+        removals=removals,
+        has_metagradient=any(row.estimate == "metagradient" for row in agreements),
         optimizers=list(DIFFERENTIATED),
     )
-    head = ("estimate", "LDS [95 %]", "error", "same sign [95 %]", "answers", "seeds")
+    head = ("estimate", "LDS [95 %]", "of another order’s", "error", "same sign [95 %]", "answers")
     rows = [
         (
             row.estimate,
-            f"{number(row.lds, 2)} {_ends(row.lds_low, row.lds_high)}",
-            number(row.error, 2),
-            f"{number(row.same_sign, 2)} {_ends(row.same_sign_low, row.same_sign_high)}",
-            row.blamed,
-            row.seeds,
+            _with_ends(row.lds, row.lds_low, row.lds_high),
+            _percent(row.of_ceiling),
+            "–" if row.error is None else number(row.error, 2),
+            _with_ends(row.same_sign, row.same_sign_low, row.same_sign_high),
+            row.blamed or "–",
         )
         for row in agreements
+    ]
+    compared = [
+        (name, f"{number(interval.mean, sign=True)} {_ends(interval.low, interval.high)}")
+        for name, interval in removals.items()
     ]
     page = words.page(
         name,
         content=[
             words.section("estimates", table(head, rows, "snnnnn")),
+            words.section("removals", table(("pairs left out", "nats [95 %]"), compared, "sn")),
             words.section("blamed", blamed_table(effects, groups, repeats)),
             effects_figure(effects, groups, words),
         ],
@@ -67,36 +75,69 @@ def _ends(low: float, high: float) -> str:
     return f"[{number(low, 2)}, {number(high, 2)}]"
 
 
+def _with_ends(value: float | None, low: float | None, high: float | None) -> str:
+    if value is None or low is None or high is None:
+        return "–"
+    return f"{number(value, 2)} {_ends(low, high)}"
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.0f} %"
+
+
 def blamed_table(
     effects: Sequence[Effect], groups: Sequence[Dropped], repeats: Sequence[Repeat]
 ) -> Markup:
     """Each single answer without the examples that the ledger blames for its fall."""
     by_effect = {(row.group, row.functional, row.estimate): row for row in effects}
-    estimates = list(dict.fromkeys(row.estimate for row in effects))
+    measured = {(row.group, row.functional): row.measured for row in effects}
+    of_blamed = {
+        row.estimate for row in effects if row.group in {g.name for g in groups if g.blamed}
+    }
+    estimates = [
+        name
+        for name in dict.fromkeys(row.estimate for row in effects)
+        if name in IN_NATS and name in of_blamed
+    ]
+    random_groups = [group.name for group in groups if group.answer is None]
+    by_words = {
+        group.answer: group.name for group in groups if group.blamed_by == "words" and group.answer
+    }
     rows = []
     for group in groups:
-        if group.answer is not None:
-            of_group = [by_effect[group.name, group.answer, estimate] for estimate in estimates]
-            measured = [row.measured for row in repeats if row.group == group.name]
-            seeds = mean_interval(measured)
+        if group.blamed and group.answer is not None:
+            answer = group.answer
+            of_group = [by_effect[group.name, answer, estimate] for estimate in estimates]
+            seeds = mean_interval([row.measured for row in repeats if row.group == group.name])
+            controls = [measured[name, answer] for name in random_groups]
             rows.append(
                 (
-                    group.answer,
+                    answer,
                     ", ".join(group.examples),
                     *(number(row.predicted, sign=True) for row in of_group),
-                    number(of_group[0].measured, sign=True),
+                    number(measured[group.name, answer], sign=True),
                     f"{number(seeds.mean, sign=True)} {_ends(seeds.low, seeds.high)}",
+                    number(float(np.mean(controls)), sign=True) if controls else "–",
+                    number(measured[by_words[answer], answer], sign=True),
                 )
             )
-    head = ("answer", "dropped", *estimates, "measured", "over seeds [95 %]")
+    head = (
+        "answer",
+        "dropped",
+        *estimates,
+        "measured",
+        "over seeds [95 %]",
+        "random pairs",
+        "pairs by words",
+    )
     return table(head, rows, "ss" + "n" * (len(head) - 2))
 
 
 def effects_figure(effects: Sequence[Effect], groups: Sequence[Dropped], words: Words) -> Figure:
     """Predicted against measured effects, of random and of blamed groups."""
     blamed = {group.name for group in groups if group.answer is not None}
-    estimates = list(dict.fromkeys(row.estimate for row in effects))
-    titles = [f"measured against the {estimate}’s prediction" for estimate in estimates]
+    estimates = [e for e in dict.fromkeys(row.estimate for row in effects) if e in IN_NATS]
+    titles = [f"measured against {estimate}" for estimate in estimates]
     plot = subplots(titles, 480, x={"title_text": "predicted, nats"}, y_title="nats")
     for column, estimate in enumerate(estimates, start=1):
         of_estimate = [row for row in effects if row.estimate == estimate]

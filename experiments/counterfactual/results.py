@@ -10,17 +10,29 @@ from dynolab.data.rows import Row
 class Dropped(Row):
     """A group of examples that a training went without.
 
-    `answer`: the single answer for whose fall the ledger blames them; None for a random group.
+    `answer`: the single answer for whose fall they are blamed, by `blamed_by`: the ledger, or the
+    words that they share with it (`experiments.counterfactual.words`); None for a random group.
     """
 
     name: str
     examples: tuple[str, ...]
     answer: str | None = None
+    blamed_by: Literal["ledger", "words"] = "ledger"
+
+    @property
+    def blamed(self) -> bool:
+        """Whether the ledger blames them."""
+        return self.answer is not None and self.blamed_by == "ledger"
 
 
-Estimate = Literal["ledger", "metagradient"]
-"""What an example is said to have done: its lines in the ledger, or the derivative of the
-training's end by its weight in all steps (`dynolab.forces.ledger.metagradient`)."""
+Estimate = Literal["ledger", "metagradient", "another order", "words", "random"]
+"""What an example is said to have done: its lines in the ledger; the derivative of the training's
+end by its weight in all steps (`dynolab.forces.ledger.metagradient`); the words that it shares with
+the answers; or a random number. `another order`: what the same removal did to a training that had
+the examples in another order, which bounds estimates that do not know the order."""
+
+IN_NATS = ("ledger", "metagradient", "another order")
+"""The estimates whose size says something, too."""
 
 
 class ExampleDerivative(Row):
@@ -58,24 +70,28 @@ class Repeat(Row):
 
 
 class Agreement(Row):
-    """How well an estimate predicts retrainings: `agreement.jsonl`.
+    """How well an estimate predicts retrainings: `agreement.jsonl`; None where it cannot be said.
 
     - `lds`: mean over functionals of the rank correlation, over random groups, of predicted with
       measured effects (the linear datamodeling score; Park et al., arXiv 2303.14186), with the 95 %
       interval of a bootstrap over groups.
-    - `error`: `‖predicted − measured‖ / ‖measured‖` over all effects of random groups.
+    - `of_ceiling`: `lds` over the LDS of `another order`; None without one.
+    - `error`: `‖predicted − measured‖ / ‖measured‖` over all effects of random groups; None of an
+      estimate that is not in nats.
     - `same_sign`: share of the blamed groups whose removal moved their answer as predicted, over
-      `seeds` training seeds, with a 95 % interval in which an answer counts once.
+      `seeds` training seeds, with a 95 % interval in which an answer counts once; None of an
+      estimate without a forecast for them.
     """
 
     estimate: Estimate
     groups: int
-    lds: float
-    lds_low: float
-    lds_high: float
-    error: float
+    lds: float | None
+    lds_low: float | None
+    lds_high: float | None
+    of_ceiling: float | None
+    error: float | None
     blamed: int
     seeds: int
-    same_sign: float
-    same_sign_low: float
-    same_sign_high: float
+    same_sign: float | None
+    same_sign_low: float | None
+    same_sign_high: float | None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -13,9 +15,10 @@ from dynolab.forces.ledger.watched import functional_of
 from dynolab.results.ledger import FunctionalRow
 from dynolab.results.ledger_reader import LedgerReader, read_ledger
 from dynolab.results.study import ARGMAX, ProbeScore, TrainingSummary
-from dynolab.statistics import lds, share_interval
+from dynolab.statistics import Interval, lds, mean_interval, share_interval
 from dynolab.training.config import TrainConfig
 from experiments.counterfactual.results import (
+    IN_NATS,
     Agreement,
     Dropped,
     Effect,
@@ -23,6 +26,7 @@ from experiments.counterfactual.results import (
     ExampleDerivative,
     Repeat,
 )
+from experiments.counterfactual.words import word_totals
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.page_helpers import PageConfig, facts_of, send_page
@@ -103,6 +107,10 @@ class CounterfactualConfig(PageConfig):
         description="Of the trainings; the first is that of the ledger's. With the others there "
         "are a whole training and one without each blamed group."
     )
+    another_order: int | None = Field(
+        description="Seed of a whole training, and one without each random group, with the "
+        "examples in another order; None: there are none."
+    )
 
 
 def reseeded(name: str, seed: int) -> str:
@@ -127,44 +135,61 @@ def compare_retrainings(work: Work[CounterfactualConfig]) -> dict[str, float]:
         effects: list[Effect] = []
         for number, group in enumerate(config.groups, start=1):
             without = ends(work, group.name, ledger)
+            measured = {name: without[name] - value for name, value in whole.items()}
+            forecasts = {
+                estimate: {
+                    name: -sum(totals[name, example] for example in group.examples)
+                    for name in whole
+                }
+                for estimate, totals in estimates.items()
+            }
+            if group.answer is None and config.another_order is not None:
+                forecasts["another order"] = changes_in_another_order(work, group.name, ledger)
             effects += [
                 Effect(
                     group=group.name,
-                    functional=functional,
+                    functional=name,
                     estimate=estimate,
-                    predicted=-sum(totals[functional, example] for example in group.examples),
-                    measured=without[functional] - value,
+                    predicted=predicted,
+                    measured=measured[name],
                 )
-                for estimate, totals in estimates.items()
-                for functional, value in whole.items()
+                for estimate, by_functional in forecasts.items()
+                for name, predicted in by_functional.items()
             ]
             progress.update(number, group.name)
     repeats = repeats_of(work, ledger, effects)
     agreements = agree(effects, config.groups, repeats)
+    removals = compared_removals(effects, config.groups)
     work.write_tables(effects=effects, repeats=repeats, agreement=agreements)
     write_counterfactual_page(
         effects,
         config.groups,
         agreements,
         repeats,
+        removals,
         name=config.name,
         settings=config.settings,
         stages=facts_of(work.inputs),
         folder=work.output,
     )
     send_page(work)
+    figures = {
+        f"counterfactual/{agreement.estimate}/{name}": float(value)
+        for agreement in agreements
+        for name, value in agreement
+        if name != "estimate" and value is not None
+    }
+    for name, interval in removals.items():
+        figures[f"counterfactual/{name}"] = interval.mean
+        figures[f"counterfactual/{name}_low"] = interval.low
+        figures[f"counterfactual/{name}_high"] = interval.high
     return work.log_metrics(
-        {
-            f"counterfactual/{agreement.estimate}/{name}": float(value)
-            for agreement in agreements
-            for name, value in agreement
-            if name != "estimate"
-        }
+        {name: value for name, value in figures.items() if not math.isnan(value)}
     )
 
 
 def estimates_of(work: Work[CounterfactualConfig], ledger: LedgerReader) -> dict[Estimate, Totals]:
-    """What every estimate says that each example did."""
+    """What every estimate but that of another order says that each example did."""
     totals: dict[Estimate, Totals] = {
         "ledger": {
             (account.row.name, example): float(nats)
@@ -177,7 +202,22 @@ def estimates_of(work: Work[CounterfactualConfig], ledger: LedgerReader) -> dict
         totals["metagradient"] = {
             (row.functional, row.example): row.nats for row in read_rows(file, ExampleDerivative)
         }
+    probes = list(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow))
+    totals["words"] = word_totals(ledger, probes)
+    draw = random.Random(work.config.seeds[0])
+    totals["random"] = {names: draw.gauss() for names in totals["ledger"]}
     return totals
+
+
+def changes_in_another_order(
+    work: Work[CounterfactualConfig], group: str, ledger: LedgerReader
+) -> dict[str, float]:
+    """What the removal of a group did to every functional of the training in another order."""
+    seed = work.config.another_order
+    assert seed is not None
+    whole = ends(work, reseeded(WHOLE, seed), ledger)
+    without = ends(work, reseeded(group, seed), ledger)
+    return {name: without[name] - value for name, value in whole.items()}
 
 
 def ends(work: Work[CounterfactualConfig], name: str, ledger: LedgerReader) -> dict[str, float]:
@@ -201,7 +241,11 @@ def repeats_of(
     """What dropping each blamed group did to its answer, under every seed."""
     own, *others = work.config.seeds
     measured = {(effect.group, effect.functional): effect.measured for effect in effects}
-    blamed = {group.name: group.answer for group in work.config.groups if group.answer is not None}
+    blamed = {
+        group.name: group.answer
+        for group in work.config.groups
+        if group.blamed and group.answer is not None
+    }
     repeats = [
         Repeat(group=group, functional=answer, seed=own, measured=measured[group, answer])
         for group, answer in blamed.items()
@@ -214,52 +258,103 @@ def repeats_of(
     return repeats
 
 
+SIGNED = ("ledger", "metagradient", "words")
+"""The estimates that forecast the effects of blamed groups."""
+
+
+def compared_removals(effects: Sequence[Effect], groups: Sequence[Dropped]) -> dict[str, Interval]:
+    """What blamed groups did to their answers beyond other groups of as many examples, in nats:
+    the mean over the answers, with its interval over them.
+
+    `ledger over random`, `words over random`: less the mean over the random groups on the same
+    answer, which is what any smaller set of examples does; `ledger over words`.
+    """
+    measured = {(effect.group, effect.functional): effect.measured for effect in effects}
+    random_groups = [group.name for group in groups if group.answer is None]
+    by_answer: dict[str, dict[str, float]] = {"ledger": {}, "words": {}, "random": {}}
+    for group in groups:
+        if group.answer is not None:
+            by_answer[group.blamed_by][group.answer] = measured[group.name, group.answer]
+            controls = [measured[name, group.answer] for name in random_groups]
+            by_answer["random"][group.answer] = float(np.mean(controls)) if controls else math.nan
+    differences = {}
+    for first, second in (("ledger", "random"), ("words", "random"), ("ledger", "words")):
+        answers = by_answer[first].keys() & by_answer[second].keys()
+        changes = [by_answer[first][answer] - by_answer[second][answer] for answer in answers]
+        differences[f"{first} over {second}"] = mean_interval(changes)
+    return differences
+
+
 def agree(
     effects: Sequence[Effect], groups: Sequence[Dropped], repeats: Sequence[Repeat]
 ) -> list[Agreement]:
     """Of every estimate: LDS and error over the random groups, and the blamed groups' signs."""
-    return [
-        _agreement(
-            estimate, [each for each in effects if each.estimate == estimate], groups, repeats
+    estimates = dict.fromkeys(effect.estimate for effect in effects)
+    scores = {estimate: random_groups_score(estimate, effects, groups) for estimate in estimates}
+    ceiling = scores["another order"][0] if "another order" in scores else math.nan
+    agreements = []
+    for estimate, (score, low, high, error) in scores.items():
+        predicted = {
+            (effect.group, effect.functional): effect.predicted
+            for effect in effects
+            if effect.estimate == estimate
+        }
+        share = signs_of_blamed_groups(predicted, repeats if estimate in SIGNED else [])
+        agreements.append(
+            Agreement(
+                estimate=estimate,
+                groups=sum(group.answer is None for group in groups),
+                lds=_finite(score),
+                lds_low=_finite(low),
+                lds_high=_finite(high),
+                of_ceiling=_finite(score / ceiling),
+                error=_finite(error) if estimate in IN_NATS else None,
+                blamed=share.n,
+                seeds=len({repeat.seed for repeat in repeats}) or 1,
+                same_sign=_finite(share.mean),
+                same_sign_low=_finite(share.low),
+                same_sign_high=_finite(share.high),
+            )
         )
-        for estimate in dict.fromkeys(effect.estimate for effect in effects)
-    ]
+    return agreements
 
 
-def _agreement(
-    estimate: Estimate,
-    effects: Sequence[Effect],
-    groups: Sequence[Dropped],
-    repeats: Sequence[Repeat],
-) -> Agreement:
-    random = [group.name for group in groups if group.answer is None]
-    names = list(dict.fromkeys(effect.functional for effect in effects))
-    known = {(effect.group, effect.functional): effect for effect in effects}
-    predicted, measured = (
-        np.array([[getattr(known[g, name], part) for g in random] for name in names])
-        for part in ("predicted", "measured")
-    )
-    score, low, high = lds(predicted, measured)
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def random_groups_score(
+    estimate: Estimate, effects: Sequence[Effect], groups: Sequence[Dropped]
+) -> tuple[float, float, float, float]:
+    """LDS with its interval, and relative error, of an estimate over the random groups."""
+    random_groups = [group.name for group in groups if group.answer is None]
+    of_estimate = {
+        (effect.functional, effect.group): effect
+        for effect in effects
+        if effect.estimate == estimate
+    }
+    functionals = list(dict.fromkeys(effect.functional for effect in effects))
+    shape = len(functionals), len(random_groups)
+    predicted, measured = np.empty(shape), np.empty(shape)
+    for row, functional in enumerate(functionals):
+        for column, group in enumerate(random_groups):
+            predicted[row, column] = of_estimate[functional, group].predicted
+            measured[row, column] = of_estimate[functional, group].measured
     size = np.linalg.norm(measured)
-    blamed = sum(group.answer is not None for group in groups)
-    seeds = len({repeat.seed for repeat in repeats}) or 1
+    error = float(np.linalg.norm(predicted - measured) / size) if size else math.nan
+    return *lds(predicted, measured), error
+
+
+def signs_of_blamed_groups(
+    predicted: Mapping[tuple[str, str], float], repeats: Sequence[Repeat]
+) -> Interval:
+    """Share of the blamed groups whose removal moved their answer as predicted, over seeds; an
+    answer counts once."""
     hits = sum(
-        known[repeat.group, repeat.functional].predicted * repeat.measured > 0 for repeat in repeats
+        predicted[repeat.group, repeat.functional] * repeat.measured > 0 for repeat in repeats
     )
-    share = share_interval(hits / seeds, blamed)
-    return Agreement(
-        estimate=estimate,
-        groups=len(random),
-        lds=score,
-        lds_low=low,
-        lds_high=high,
-        error=float(np.linalg.norm(predicted - measured) / size) if size else float("nan"),
-        blamed=blamed,
-        seeds=seeds,
-        same_sign=share.mean,
-        same_sign_low=share.low,
-        same_sign_high=share.high,
-    )
+    seeds = len({repeat.seed for repeat in repeats}) or 1
+    return share_interval(hits / seeds, len({repeat.group for repeat in repeats}))
 
 
-COUNTERFACTUAL = Stage("counterfactual", 6, compare_retrainings)
+COUNTERFACTUAL = Stage("counterfactual", 7, compare_retrainings)

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 from markupsafe import Markup
 
+from dynolab.audit.word_overlap import shared_words
 from dynolab.data.rows import Example
 from dynolab.data.sources.columns import ASSISTANT
 from dynolab.report.figure import LEGEND_ABOVE, Figure, empty_plot
@@ -203,13 +204,9 @@ def similar_pairs(ledger: LedgerReader, count: int) -> list[str]:
         others = [words for name, words in fallen.items() if name != example]
         answers = [set(row.chosen.split()), set((row.rejected or "").split())]
         alike[example] = max(
-            (_shared_words(answer, words) for answer in answers for words in others), default=0.0
+            (shared_words(answer, words) for answer in answers for words in others), default=0.0
         )
     return sorted(alike, key=lambda example: -alike[example])[:count]
-
-
-def _shared_words(left: set[str], right: set[str]) -> float:
-    return len(left & right) / max(1, len(left | right))
 
 
 def hardest_side(pusher: Pusher, moments: Sequence[Moment]) -> tuple[Side, Tokens]:

@@ -18,7 +18,7 @@ from dynolab.objectives import DPOConfig
 from dynolab.training.config import OptimizerConfig, TrainConfig
 from experiments.counterfactual.flow import FLOW
 from experiments.counterfactual.results import Agreement, Dropped, Effect, Repeat
-from experiments.counterfactual.stages import agree
+from experiments.counterfactual.stages import agree, compared_removals
 from flows.parameters.parse import load_parameters
 from flows.study.parameters import StudyParameters, resolved
 from flows.study.steps import study_steps
@@ -76,23 +76,36 @@ def test_removals_are_measured_and_set_beside_the_ledger(lab: InProcess, study_f
         "metagradient",
         *(f"random-{number}" for number in range(4)),
         "blamed-0",
+        "words-0",
         "blamed-1",
+        "words-1",
         "whole-seed-1",
         "blamed-0-seed-1",
         "blamed-1-seed-1",
+        *(f"random-{number}-seed-1" for number in range(4)),
         "counterfactual",
     ]
     results = lab.run_plan(plan)
     effects = lab.rows(results["counterfactual"], "effects.jsonl", Effect)
     agreements = lab.rows(results["counterfactual"], "agreement.jsonl", Agreement)
-    assert [each.estimate for each in agreements] == ["ledger", "metagradient"]
-    for agreement in agreements:
+    by_estimate = {agreement.estimate: agreement for agreement in agreements}
+    assert set(by_estimate) == {"ledger", "metagradient", "words", "random", "another order"}
+    ceiling = by_estimate["another order"]
+    assert ceiling.of_ceiling == 1
+    assert ceiling.blamed == by_estimate["random"].blamed == 0
+    for agreement in (by_estimate["ledger"], by_estimate["metagradient"]):
+        assert agreement.lds is not None
+        assert ceiling.lds is not None
+        assert agreement.of_ceiling == pytest.approx(agreement.lds / ceiling.lds)
         assert (agreement.groups, agreement.blamed, agreement.seeds) == (4, 2, 2)
         assert agreement.lds > 0.5, "short trainings with small steps are nearly linear"
         assert agreement.same_sign == 1
     # The likeliest tokens are others without the group.
     for effect in effects:
-        if not effect.functional.endswith("argmax"):
+        if effect.estimate in (
+            "ledger",
+            "metagradient",
+        ) and not effect.functional.endswith("argmax"):
             assert effect.measured == pytest.approx(effect.predicted, rel=0.25, abs=0.06)
     repeats = lab.rows(results["counterfactual"], "repeats.jsonl", Repeat)
     assert [(each.group, each.seed) for each in repeats] == [
@@ -161,6 +174,31 @@ def test_a_training_without_an_example_lacks_its_gradient_and_no_other(analysed:
 def test_without_some_examples_steps_are_not_recorded() -> None:
     with pytest.raises(ConfigError, match="without"):
         TrainConfig(without=("a",), record_steps=(0,))
+
+
+def test_removals_are_held_against_random_ones_and_those_that_words_name() -> None:
+    groups = [
+        Dropped(name="r0", examples=("a",)),
+        Dropped(name="r1", examples=("b",)),
+        Dropped(name="b0", examples=("c",), answer="x"),
+        Dropped(name="w0", examples=("d",), answer="x", blamed_by="words"),
+        Dropped(name="b1", examples=("c",), answer="y"),
+        Dropped(name="w1", examples=("d",), answer="y", blamed_by="words"),
+    ]
+    measured = {
+        "x": {"r0": 1, "r1": 3, "b0": 5, "w0": 4, "b1": 0, "w1": 0},
+        "y": {"r0": 0, "r1": 0, "b0": 0, "w0": 0, "b1": 7, "w1": -1},
+    }
+    effects = [
+        Effect(group=group, functional=answer, estimate="ledger", predicted=0, measured=nats)
+        for answer, by_group in measured.items()
+        for group, nats in by_group.items()
+    ]
+    removals = compared_removals(effects, groups)
+    assert removals["ledger over random"].mean == pytest.approx((5 - 2 + 7 - 0) / 2)
+    assert removals["words over random"].mean == pytest.approx((4 - 2 - 1 - 0) / 2)
+    assert removals["ledger over words"].mean == pytest.approx((5 - 4 + 7 + 1) / 2)
+    assert compared_removals(effects[:1], groups[:1])["ledger over random"].n == 0
 
 
 def test_the_score_is_the_mean_rank_correlation_over_groups() -> None:
