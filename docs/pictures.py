@@ -101,26 +101,36 @@ def accuracy() -> None:
 
 
 def forces_of_losses() -> None:
-    """G of each algorithm on three tokens: a is the favourite, b is chosen or right, c rejected."""
+    """G of each algorithm on three tokens: a is the favourite, b is chosen or right, c rejected.
+
+    With β = 1 and at a margin of 0, where the policy is the reference. The derivative of a loss by
+    the margin is there −σ(0) = −1/2 for DPO, −1/β for IPO and for each side of SPPO, and −1 for
+    SLiC, which adds a tenth of SFT on the chosen answer. SPIN is DPO against an answer that the
+    policy sampled: a.
+    """
     lift, lower = force(1), force(2, -1)
-    left = 0.5  # σ(−margin): what DPO leaves of the push at this margin
     losses = {
         "SFT on b": lift,
-        "SFT on both": force(1) + force(2),
-        "DPO": left * (lift + lower),
-        "DPO, dose 0.2": left * (lift + 0.2 * lower),
+        "DPO": 0.5 * (lift + lower),
+        "IPO": lift + lower,
+        "SPPO": lift + lower,
+        "SLiC": (lift + lower) + 0.1 * lift,
+        "SPIN": 0.5 * (lift + force(0, -1)),
+        "SFT on both": lift + force(2),
+        "DPO, dose 0.2": 0.5 * (lift + 0.2 * lower),
         "GRPO, b right": lift,
         "GRPO, c wrong": lower,
     }
-    _, axes = plt.subplots(1, len(losses), figsize=(12, 2.6), sharey=True)
-    for axis, (title, gradient) in zip(axes, losses.items(), strict=True):
+    _, axes = plt.subplots(2, 5, figsize=(11, 4.6), sharey=True)
+    for axis, (title, gradient) in zip(axes.flat, losses.items(), strict=True):
         push = np.round(-gradient, 2) + 0.0  # no −0
         bars = axis.bar(list("abc"), push, color=[UP if x > 0 else DOWN for x in push])
         axis.bar_label(bars, [f"{x:+.2f}" for x in push], padding=2, fontsize=8)
         axis.set_title(title, fontsize=10)
         axis.axhline(0, color=GREY, linewidth=0.8)
         axis.margins(y=0.2)
-    axes[0].set_ylabel("−G: push on the logit")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("−G: push on the logit")
 
 
 def dynamic_rate(steps: int = 120, rate: float = 0.2, beta: float = 1.0) -> None:

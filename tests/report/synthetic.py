@@ -193,6 +193,10 @@ def metrics(stage: str, steps: int, seed: int = 3) -> tuple[MetricsLine, ...]:
                 "train/margin": margin,
                 "train/reward_chosen": chosen,
                 "train/reward_rejected": rejected,
+                **{
+                    f"train/dynamic_learning_rate/q{q}": 0.1 / (1 + float(np.exp(margin + shift)))
+                    for q, shift in (("05", 0.5), ("50", 0.0), ("95", -0.5))
+                },
             }
         values["train/learning_rate"] = 2e-4 if stage == "sft" else 1e-2
         lines.append(MetricsLine(step=step, examples=16 * step, time=1e9 + step, metrics=values))

@@ -21,7 +21,7 @@ from dynolab.evaluation.samples import repetition
 from dynolab.report.inputs.study import ReportInputs, Squeezing, StudyFacts
 from dynolab.report.page import Words
 from dynolab.report.study.answers import repeater_section
-from dynolab.report.study.learning_paths import squeezing_figure
+from dynolab.report.study.learning_paths import squeezing_figure, training_figure
 from dynolab.report.study.page import write_report
 from dynolab.report.study.tables import forecast_section
 from dynolab.report.style import DARK, number, plotly_text, token_text, with_interval
@@ -36,7 +36,7 @@ from dynolab.results.study import (
 )
 from dynolab.statistics import Interval
 from tests.report.parsed import Parsed, check_figures, words_of
-from tests.report.synthetic import study, token_map, training, world_answers
+from tests.report.synthetic import metrics, study, token_map, training, world_answers
 
 
 def written(folder: Path, inputs: ReportInputs, between: str = "") -> str:
@@ -272,6 +272,19 @@ def test_the_figure_has_every_training_in_which_something_rose() -> None:
     flat = [row.model_copy(update={"risen": 0.0, "argmax": 0.0}) for row in mass("sft", 1, 0, 0)]
     assert squeezing_figure(Squeezing(tuple(flat)), TITLES) is None
     assert squeezing_figure(Squeezing(), TITLES) is None
+
+
+def test_dynamic_learning_rates_are_drawn_where_a_training_logged_them() -> None:
+    trainings = [Training("sft", "sft", metrics=metrics("sft", 5))]
+    without = training_figure(trainings)
+    assert without is not None
+    assert len(without.plot.data) == 1  # the loss
+    trainings = [Training("dpo", "dpo", metrics=metrics("dpo", 5))]
+    figure = training_figure(trainings)
+    assert figure is not None
+    (rates,) = [trace for trace in figure.plot.data if trace.name == "median"]
+    logged = [line.metrics["train/dynamic_learning_rate/q50"] for line in trainings[0].metrics]
+    assert list(rates.y) == pytest.approx(logged, abs=1e-4)
 
 
 def test_predictions_have_a_row_for_every_step_and_part() -> None:

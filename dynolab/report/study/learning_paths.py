@@ -46,6 +46,7 @@ _REWARDS = {
     "train/reward_rejected": "rejected",
     "train/margin": "margin",
 }
+_RATES = "train/dynamic_learning_rate/q{}"
 _TAKERS = {"y* at the start": squeeze_index, "the answer’s own token": own_share}
 _Y_TITLES: dict[_Mode, str] = {"change": "Δ log π since step 0 (nats)", "level": "log π (nats)"}
 
@@ -192,7 +193,9 @@ def squeezing_figure(squeezing: Squeezing, titles: Mapping[str, str]) -> Figure 
 
 
 def training_figure(trainings: Sequence[Training]) -> Figure | None:
-    """Loss of every training, and implicit rewards where it has them: running means by step."""
+    """Loss of every training, and implicit rewards where it has them: running means by step; and
+    the dynamic learning rates that push its answers.
+    """
     panels = []
     for training in trainings:
         for title, names in (("loss", _LOSS), ("implicit rewards", _REWARDS)):
@@ -202,6 +205,10 @@ def training_figure(trainings: Sequence[Training]) -> Figure | None:
             if lines:
                 heading = f"{objective_name(training.stage)} {title}"
                 panels.append(LinePanel(heading, "step", "", lines))
+        rates = _learning_rates(training)
+        if rates:
+            heading = f"{objective_name(training.stage)} dynamic learning rate"
+            panels.append(LinePanel(heading, "step", "", rates, zero=True))
     words = Words("study.html", window=WINDOW)
     return words.figure("training", line_plot(panels)) if panels else None
 
@@ -218,6 +225,18 @@ def _line(training: Training, name: str, label: str) -> list[Line]:
         return []
     means = running_mean(np.array(values))
     return [Line(label, steps, [Interval(mean, np.nan, np.nan, 1) for mean in means.tolist()])]
+
+
+def _learning_rates(training: Training) -> list[Line]:
+    """The answers' dynamic learning rates by step: their median, and a band of 90 % of them."""
+    lower, median, upper = (_RATES.format(quantile) for quantile in ("05", "50", "95"))
+    steps, rates = [], []
+    for line in training.metrics:
+        metrics = line.metrics
+        if median in metrics:
+            steps.append(line.step)
+            rates.append(Interval(metrics[median], metrics[lower], metrics[upper], 1))
+    return [Line("median", steps, rates)] if steps else []
 
 
 def running_mean(y: Float[ndarray, " steps"]) -> Float[ndarray, " steps"]:
