@@ -17,6 +17,9 @@ Prints one JSON object; nothing is run but the comparison of texts and tables.
   `rankings_with_trivial_baselines`: of the tables with rankings of pairs, those with trivial ones.
   `force_adds_over_trivial`: partial rank correlations. `remedies_that_win_held_out`: of
   `remedies_judged_held_out` where the baseline's margin grows held out.
+- `named_over_random_nats`: what leaving out the pairs that a ledger names did to fallen answers,
+  less what leaving out as many random ones did, by table. `lds_over_ceiling`: LDS over that of the
+  same removals in another order. `objectives_in_a_kept_study`: different losses of one kept table.
 - `lds_groups`: groups left out for the LDS in the texts; `baselines_compared`: other estimates of
   influence beside the ledger's there.
 """
@@ -25,6 +28,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+
+import yaml
 
 from docs import claims
 from dynolab.audit.foresight import TRIVIAL
@@ -40,6 +45,7 @@ AT_LEAST = {
     "remedies_judged_held_out": 12,
     "claims_tried_on_authors_logs": 12,
     "headline_seeds_min": 5,
+    "objectives_in_a_kept_study": 12,
     "lds_groups": 40,
     "baselines_compared": 2,
 }
@@ -125,6 +131,43 @@ def with_q(rows: list[list[claims.Cell]]) -> float:
     return sum(cell.q is not None for cell in judged) / len(judged)
 
 
+def named_over_random(tables: dict[str, dict[str, Any]]) -> dict[str, list[float]]:
+    """Mean and interval in nats, by table."""
+    effects = {}
+    for name, table in tables.items():
+        effect = table["estimates"].get("removals/without-named/against_random")
+        if effect is not None:
+            effects[name] = [effect["mean"], effect["low"], effect["high"]]
+        for figure, mean in table["numbers"].items():
+            if figure.endswith("/ledger over random"):
+                ends = [table["numbers"][f"{figure}_{end}"] for end in ("low", "high")]
+                effects[name] = [mean, *ends]
+    return effects
+
+
+def over_ceiling(tables: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """LDS over that of the same removals in another order, by table and method."""
+    return {
+        f"{name}/{figure.split('/')[-2]}": share
+        for name, table in tables.items()
+        for figure, share in table["numbers"].items()
+        if figure.endswith("/of_ceiling")
+    }
+
+
+def objectives(study: str) -> int:
+    """How many different losses the arms of a study file have."""
+    settings = yaml.safe_load((STUDIES / f"{study.replace('-', '_')}.yaml").read_text())
+    arms = settings.get("arms", {}).values()
+    return len(
+        {
+            str((arm["objective"]["name"], arm["objective"].get("loss_type")))
+            for arm in arms
+            if "objective" in arm
+        }
+    )
+
+
 def main() -> None:
     """Prints the figures beside their bars."""
     tables, sourced = claims.tables(), list(sources())
@@ -158,6 +201,9 @@ def main() -> None:
             "force_adds_over_trivial": force_adds(tables),
             "remedies_that_win_held_out": winners(tables)[0],
             "remedies_judged_held_out": winners(tables)[1],
+            "named_over_random_nats": named_over_random(tables),
+            "lds_over_ceiling": over_ceiling(tables),
+            "objectives_in_a_kept_study": max(map(objectives, studies & tables.keys())),
             "claims_tried_on_authors_logs": sum(map(bool, authors)),
             "claims_decided_on_authors_logs": decided(authors),
             "headline_seeds_min": min(seeds[str(table)] for table in headlines),
