@@ -10,16 +10,23 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from dynolab.costs.machines import StageCost
-from dynolab.data.encode import Encoded
+from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.rows import ProbeRow, first_pairs, read_rows, read_value
 from dynolab.evaluation.samples import repetition
 from dynolab.forces.function.derivatives import derivatives_of
 from dynolab.grouping import grouped
 from dynolab.likelihood.token_logps import ResponseLogits
-from dynolab.results.study import Answer, Generation, RisenMass, TrainingSummary
+from dynolab.results.study import (
+    Answer,
+    Generation,
+    RisenMass,
+    TokenProbability,
+    TrainingSummary,
+)
 from dynolab.squeezing.forecast import forecasts
 from dynolab.squeezing.index import Logits, answers_risen_mass, chosen_by_step, squeeze_index
 from dynolab.squeezing.ladder import ladder
+from dynolab.squeezing.position import SqueezedPosition
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.costs import AnalysisCopies, Costs, Reads
@@ -27,6 +34,8 @@ from tasks.shared.policies import adapter_folder, load_encoder, load_policy
 from tasks.shared.replay import record_folders, recorded_steps
 
 if TYPE_CHECKING:
+    import torch
+
     from dynolab.forces.function.policy import PolicyFunction
     from dynolab.forces.function.weights import Weights
 
@@ -55,7 +64,9 @@ def measure_squeezing(work: Work[SqueezingJob]) -> dict[str, float]:
     Results: `risen.jsonl`, where probability rose from the start of every training to each of its
     recorded steps and to its end; `forecasts.jsonl`, first-order forecasts of every recorded step;
     `ladder.jsonl`, what more of the theory adds to them (`dynolab.squeezing.ladder`);
-    `generations.jsonl`, how much the greedy answers of `probe` repeat themselves.
+    `position.jsonl`, the tokens at the main training's most squeezed position
+    (`dynolab.squeezing.position`); `generations.jsonl`, how much the greedy answers of `probe`
+    repeat themselves.
 
     Returns `squeeze/index` for the main training and `squeeze/index/<training>` for the others, on
     the chosen answers of training pairs; for the main training's rejected (else chosen) answers, as
@@ -67,22 +78,33 @@ def measure_squeezing(work: Work[SqueezingJob]) -> dict[str, float]:
     risen: list[RisenMass] = []
     forecasts: Records = []
     rungs: Records = []
+    position: list[TokenProbability] = []
     with work.shown(len(config.trainings)) as progress:
         for number, name in enumerate(config.trainings, start=1):
-            training_risen, training_forecasts, training_rungs = _measure(work, name)
+            training_risen, training_forecasts, training_rungs, of_main = _measure(work, name)
             risen += training_risen
             forecasts += training_forecasts
             rungs += training_rungs
+            position += of_main
             progress.update(number, name)
         generations = list(_generations(work)) if "probe" in work.inputs else []
-        work.write_tables(risen=risen, forecasts=forecasts, ladder=rungs, generations=generations)
+        work.write_tables(
+            risen=risen,
+            forecasts=forecasts,
+            ladder=rungs,
+            generations=generations,
+            position=position,
+        )
     work.log_tables(forecasts=forecasts, ladder=rungs, generations=generations)
     metrics = _means(work, forecasts, rungs) | _repeaters(generations)
     return _indices(work, risen) | work.log_metrics(metrics)
 
 
-def _measure(work: Work[SqueezingJob], name: str) -> tuple[list[RisenMass], Records, Records]:
-    """A training's risen probability at its recorded steps and end, its steps' forecasts and rungs.
+def _measure(
+    work: Work[SqueezingJob], name: str
+) -> tuple[list[RisenMass], Records, Records, list[TokenProbability]]:
+    """A training's risen probability at its recorded steps and end, its steps' forecasts and rungs,
+    and of the main training the most squeezed position.
 
     There are no rungs for a model without forward derivatives.
     """
@@ -108,10 +130,15 @@ def _measure(work: Work[SqueezingJob], name: str) -> tuple[list[RisenMass], Reco
         device=policy.device,
     )
     steps = read_value(folder / "summary.json", TrainingSummary).steps
-    mass_of = partial(_risen, work, name, ResponseLogits(start.eval()), policy, answers)
+    before, after = ResponseLogits(start.eval()), partial(policy.logits, policy.cast({}))
+    position = None
+    if name == config.main:
+        position = _squeezed_position(before, after, answers, encoder, policy.device)
+    mass_of = partial(_risen, work, name, before, policy, answers)
     risen: list[RisenMass] = []
     step_forecasts: Records = []
     rungs: Records = []
+    probabilities = position.rows(before, 0) if position else []
     forward = derivatives_of(policy).agrees("forward")
     for record in recorded_steps(work, name, record_folders(work, name)):
         step_forecasts += forecasts(record, policy, training=name, batch_tokens=config.batch_tokens)
@@ -119,7 +146,35 @@ def _measure(work: Work[SqueezingJob], name: str) -> tuple[list[RisenMass], Reco
             rungs += ladder(record, policy, training=name)
         if record.facts.step:
             risen += mass_of(record.before, record.facts.step)
-    return risen + mass_of({}, steps), step_forecasts, rungs
+            if position:
+                state = partial(policy.logits, policy.cast(record.before))
+                probabilities += position.rows(state, record.facts.step)
+    if position:
+        probabilities += position.rows(after, steps)
+    return risen + mass_of({}, steps), step_forecasts, rungs, probabilities
+
+
+def _squeezed_position(
+    before: Logits,
+    after: Logits,
+    answers: Sequence[tuple[ProbeRow, Encoded]],
+    encoder: Encoder,
+    device: torch.device,
+) -> SqueezedPosition | None:
+    """The most squeezed position of the chosen answers of training pairs."""
+    chosen = []
+    rejected = {}
+    for row, sequence in answers:
+        if row.split == "train" and row.kind == "chosen":
+            chosen.append((row, sequence))
+        elif row.split == "train":
+            rejected[row.pair_id] = sequence
+    tokenizer = encoder.tokenizer
+
+    def text(tokens: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(tokens)))
+
+    return SqueezedPosition.find(before, after, chosen, rejected, text, device)
 
 
 def _risen(

@@ -279,6 +279,21 @@ class RisenMass(Row):
     own: float
 
 
+class TokenProbability(Row):
+    """A token's probability at one position of a chosen answer, in a state of a training.
+
+    `after`: the answer up to there; `role`: `chosen`, `rejected`, `argmax` (the likeliest token at
+    the training's start), or `other`.
+    """
+
+    pair_id: str
+    after: str
+    step: int
+    token: str
+    role: str
+    probability: float
+
+
 class Repetition(Row):
     """How much one generation repeats itself, in tokens, end-of-sequence left out.
 

@@ -8,7 +8,14 @@ from collections import Counter
 import pytest
 
 from dynolab.data.rows import read_value
-from dynolab.results.study import AlarmRing, Answer, RisenMass, TrainingSummary, records
+from dynolab.results.study import (
+    AlarmRing,
+    Answer,
+    RisenMass,
+    TokenProbability,
+    TrainingSummary,
+    records,
+)
 from dynolab.training.alarm import RANG, AlarmConfig
 from dynolab.training.config import LoraConfig, OptimizerConfig, TrainConfig
 from flows.parameters.parse import load_parameters
@@ -65,6 +72,18 @@ def test_every_state_of_every_training_has_its_risen_mass(
     assert all(0 <= row.argmax <= row.risen + 1e-9 for row in rows)
     assert all(0 <= row.own <= row.risen + 1e-9 and row.risen <= row.tokens for row in rows)
     assert min(row.risen for row in rows if row.training == "sft") > 0
+
+
+def test_the_main_training_has_a_squeezed_position_in_every_state(
+    analysed: Analysed, measured: StageResult
+) -> None:
+    rows = analysed.rows(measured, "position.jsonl", TokenProbability)
+    assert [row.step for row in rows[::6]] == [0, 2, 3]
+    assert len({row.pair_id for row in rows}) == 1
+    assert [row.role for row in rows[:6]].count("chosen") == 1
+    # y* was the likeliest token at the start.
+    (likeliest,) = [row for row in rows[:6] if row.role == "argmax"]
+    assert likeliest.probability == max(row.probability for row in rows[:6])
 
 
 def test_recorded_steps_are_foretold(analysed: Analysed, measured: StageResult) -> None:

@@ -24,6 +24,7 @@ from dynolab.results.study import (
     Generation,
     RisenMass,
     TokenMap,
+    TokenProbability,
     Training,
     records,
     rows,
@@ -134,12 +135,14 @@ class Squeezing:
     """Where the probability that rose went, its forecasts, and repeated answers.
 
     `forecasts`, `ladder`: tables of `dynolab.squeezing.forecast` and `dynolab.squeezing.ladder`.
+    `position`: the tokens at the most squeezed position; empty in older results.
     """
 
     risen: tuple[RisenMass, ...] = ()
     forecasts: Sequence[Mapping[str, Any]] = ()
     generations: tuple[Generation, ...] = ()
     ladder: Sequence[Mapping[str, Any]] = ()
+    position: tuple[TokenProbability, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -191,6 +194,7 @@ def read_squeezing(folder: Path) -> Squeezing:
         records(folder, "forecasts.jsonl"),
         rows(folder, "generations.jsonl", Generation),
         records(folder, "ladder.jsonl"),
+        rows(folder, "position.jsonl", TokenProbability, optional=True),
     )
 
 

@@ -32,6 +32,7 @@ from dynolab.report.study.learning_paths import (
     squeezing_figure,
     training_figure,
 )
+from dynolab.report.study.position import position_figure
 from dynolab.report.study.tables import (
     change_section,
     contrast_section,
@@ -144,6 +145,7 @@ def _page(inputs: ReportInputs, results: Found) -> Page:
             change_section(results.paths, words),
             learning_path_figure(results.paths),
             gap_figure(results.paths),
+            _squeezed(inputs, results, titles),
             squeezing_figure(inputs.squeezing, titles) if inputs.squeezing else None,
             try_section(inputs, results.pairs),
             pushers,
@@ -163,6 +165,14 @@ def _page(inputs: ReportInputs, results: Found) -> Page:
         settings=facts.config_text,
         stages=facts.stages,
     )
+
+
+def _squeezed(inputs: ReportInputs, results: Found, titles: Mapping[str, str]) -> Figure | None:
+    """What squeezing did to the tokens of one position."""
+    if inputs.squeezing is None or not inputs.trainings:
+        return None
+    title = titles[inputs.trainings[-1].name]
+    return position_figure(inputs.squeezing.position, results.prompts, title)
 
 
 def _details(
