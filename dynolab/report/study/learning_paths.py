@@ -207,7 +207,7 @@ def training_figure(trainings: Sequence[Training]) -> Figure | None:
                 panels.append(LinePanel(heading, "step", "", lines))
         rates = _learning_rates(training)
         if rates:
-            heading = f"{objective_name(training.stage)} dynamic learning rate"
+            heading = f"{objective_name(training.stage)} dynamic rate"
             panels.append(LinePanel(heading, "step", "", rates, zero=True))
     words = Words("study.html", window=WINDOW)
     return words.figure("training", line_plot(panels)) if panels else None

@@ -141,11 +141,11 @@ def _page(inputs: ReportInputs, results: Found) -> Page:
         lead=words("lead"),
         content=[
             fallen,
+            _squeezed(inputs, results, titles),
             pair_section(results.pairs, words),
             change_section(results.paths, words),
             learning_path_figure(results.paths),
             gap_figure(results.paths),
-            _squeezed(inputs, results, titles),
             squeezing_figure(inputs.squeezing, titles) if inputs.squeezing else None,
             try_section(inputs, results.pairs),
             pushers,
