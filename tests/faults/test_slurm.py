@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from glob import glob
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,9 @@ class Job:
 
     def told(self) -> None:
         """Wait until the training has been told to end."""
-        until(lambda: list(self.lab.home.glob(f"scratch/preference-*/**/{STOP}")), 120)
+        # `glob` passes over folders that vanish as it looks, unlike `Path.glob`.
+        stop = str(self.lab.home / "scratch" / "preference-*" / "**" / STOP)
+        until(lambda: glob(stop, recursive=True), 120)
 
     def again(self) -> None:
         """Wait until Slurm has queued the job again."""
