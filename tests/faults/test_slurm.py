@@ -51,7 +51,7 @@ class Job:
         """Wait until the training has been told to end."""
         # `glob` passes over folders that vanish as it looks, unlike `Path.glob`.
         stop = str(self.lab.home / "scratch" / "preference-*" / "**" / STOP)
-        until(lambda: glob(stop, recursive=True), 120)
+        until(lambda: glob(stop, recursive=True), 120)  # noqa: PTH207
 
     def again(self) -> None:
         """Wait until Slurm has queued the job again."""
