@@ -28,6 +28,7 @@ def margin_path(scores: Sequence[ProbeScore]) -> tuple[MarginPoint, ...]:
     paths = learning_paths(scores, "train")
     if paths is None or not {"chosen", "rejected", ARGMAX} <= paths.logp.keys():
         return ()
+    heldout = _mean_of_heldout(scores)
     chosen, best = paths.since_start("chosen"), paths.since_start(ARGMAX)
     margins, gaps = chosen - paths.since_start("rejected"), best - chosen
     points = []
@@ -37,9 +38,22 @@ def margin_path(scores: Sequence[ProbeScore]) -> tuple[MarginPoint, ...]:
             margin=mean_interval(margin).mean,
             gap=mean_interval(gap).mean,
             chosen=mean_interval(up).mean,
+            heldout=heldout.get(int(step)),
         )
         points.append(point)
     return tuple(points)
+
+
+def _mean_of_heldout(scores: Sequence[ProbeScore]) -> dict[int, float]:
+    """Step → mean Δ log π of held-out chosen answers since the start, in nats."""
+    paths = learning_paths(scores, "heldout")
+    if paths is None or "chosen" not in paths.logp:
+        return {}
+    changes = paths.since_start("chosen")
+    return {
+        int(step): mean_interval(change).mean
+        for step, change in zip(paths.steps, changes, strict=True)
+    }
 
 
 def reach(path: Sequence[MarginPoint]) -> float:
@@ -48,7 +62,7 @@ def reach(path: Sequence[MarginPoint]) -> float:
 
 
 def at_margin(
-    path: Sequence[MarginPoint], margin: float, name: Literal["gap", "chosen", "step"]
+    path: Sequence[MarginPoint], margin: float, name: Literal["gap", "chosen", "heldout", "step"]
 ) -> float:
     """A path's figure where its margin first reaches `margin`, linear between probes; else nan."""
     for before, after in pairwise(path):
@@ -62,14 +76,18 @@ def at_margin(
 def matched_figures(path: Sequence[MarginPoint], other: Sequence[MarginPoint]) -> dict[str, float]:
     """How a training differs from another at the largest margin that both reach.
 
-    `matched/gap` and `matched/chosen`: differences in nats; `matched/steps`: how many times the
-    other's steps it took there; `matched/margin`: that margin. Empty if it is below
-    `LEAST_MARGIN`.
+    `matched/gap`, `matched/chosen` and, where held-out pairs were probed, `matched/heldout`:
+    differences in nats; `matched/steps`: how many times the other's steps it took there;
+    `matched/margin`: that margin. Empty if it is below `LEAST_MARGIN`.
     """
     margin = min(reach(path), reach(other))
     if margin < LEAST_MARGIN:
         return {}
-    return {
+    heldout = {}
+    if all(point.heldout is not None for point in (*path, *other)):
+        difference = at_margin(path, margin, "heldout") - at_margin(other, margin, "heldout")
+        heldout["matched/heldout"] = difference
+    return heldout | {
         "matched/gap": at_margin(path, margin, "gap") - at_margin(other, margin, "gap"),
         "matched/chosen": at_margin(path, margin, "chosen") - at_margin(other, margin, "chosen"),
         "matched/steps": at_margin(path, margin, "step") / at_margin(other, margin, "step"),
@@ -80,19 +98,16 @@ def matched_figures(path: Sequence[MarginPoint], other: Sequence[MarginPoint]) -
 def table_of(compared: ComparedArms) -> ArmTable:
     """Every run's figures, seed by seed, with its `matched_figures` against the baseline.
 
-    The baseline's `matched/gap` and `matched/chosen` are zero, so that a difference from it is
-    that at the same margin.
+    The baseline's are against itself, so that a difference from it is that at the same margin.
     """
     values: dict[str, list[dict[str, float]]] = {}
     counts: dict[str, int] = {}
     for arm, runs in compared.runs.items():
         values[arm] = []
         for run, base in zip(runs, compared.runs[compared.baseline], strict=True):
-            matched = {"matched/gap": 0.0, "matched/chosen": 0.0}
-            if arm != compared.baseline:
-                matched = matched_figures(run.path, base.path)
-            values[arm].append(run.figures | matched)
+            values[arm].append(run.figures | matched_figures(run.path, base.path))
             for name, count in run.counts.items():
                 counts[name] = min(count, counts.get(name, count))
     counts["matched/gap"] = counts["matched/chosen"] = counts.get("train/margin", 0)
+    counts["matched/heldout"] = counts.get("heldout/chosen", 0)
     return ArmTable(values, counts=counts)

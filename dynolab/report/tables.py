@@ -12,6 +12,7 @@ from jaxtyping import Float
 from markupsafe import Markup
 from numpy import ndarray
 
+from dynolab.claims.arms import EVEN, WON
 from dynolab.claims.verdict import APPEARS, Measurement, Outcome, Verdict
 from dynolab.comparisons.arm_table import ArmTable
 from dynolab.grouping import attributes
@@ -111,11 +112,18 @@ MEASURES: Mapping[str, int] = {
     "train/chosen": 1,
     "heldout/chosen": 1,
     "matched/chosen": 1,
+    "matched/heldout": 1,
     "train/fell": -1,
     "heldout/fell": -1,
 }
 """Figure → 1 if more is better, −1 if less is: mean changes of chosen answers in nats, at the end
 and at the same margin, and shares of them that fell."""
+
+MATCHED = ("matched/heldout", "matched/chosen")
+"""Measures at the same margin. A run that is better only at its end may have learned less."""
+
+RIGHT_ANSWERS = ("heldout/right", "train/right")
+"""Shares of a run's answers that are right."""
 
 ENDS = ("heldout/chosen", "train/chosen")
 """Figures that order runs which are better on equally many measures."""
@@ -125,18 +133,22 @@ ENDS = ("heldout/chosen", "train/chosen")
 class Standing:
     """A run against the baseline: the measures on which it is clearly better, and clearly worse.
 
-    `end`: its mean difference from the baseline, by which equals are ordered.
+    `end`: its mean difference from the baseline, by which equals are ordered; `lost`: what its
+    answers clearly lose, whatever became of likelihoods; `decisive`: measures of which a run
+    must be better on one.
     """
 
     run: str
     better: tuple[str, ...]
     worse: tuple[str, ...]
     end: float
+    lost: tuple[str, ...] = ()
+    decisive: tuple[str, ...] = ()
 
     @property
     def recommended(self) -> bool:
-        """Clearly better on some measure and clearly worse on none."""
-        return bool(self.better) and not self.worse
+        """Clearly better on a decisive measure, clearly worse on none, and at no loss."""
+        return bool({*self.better} & {*self.decisive}) and not self.worse and not self.lost
 
     @property
     def rank(self) -> tuple[bool, int, float]:
@@ -153,14 +165,17 @@ def standings(
 ) -> list[Standing]:
     """The runs, recommended ones first, then by measures that are better, then by their ends.
 
-    Clear: the 95% interval over seeds excludes zero, of enough pairs (`ArmTable.decides`).
+    Clear: the 95% interval over seeds excludes zero, of enough pairs (`ArmTable.decides`). Where
+    runs are compared at the same margin, being better there decides, held out if that was measured.
 
     **Arguments:** `measures`: figures with the sign of what is better; `ends`: the figures of
     `Standing.end`; the first one with enough pairs counts.
     """
 
-    decisive = [name for name in ends if name in figures.names and not figures.few(name)]
-    end_name = decisive[0] if decisive else ends[-1]
+    enough = [name for name in ends if name in figures.names and not figures.few(name)]
+    end_name = enough[0] if enough else ends[-1]
+    matched = [name for name in MATCHED if name in measures and name in figures.names]
+    decisive = tuple(matched[:1] or measures)
     unordered = []
     for run in runs:
         better: list[str] = []
@@ -171,8 +186,22 @@ def standings(
                 (better if sign * change.mean > 0 else worse).append(name)
         end = figures.difference(run, baseline, end_name)
         end_mean = end.mean if end.n else -inf
-        unordered.append(Standing(run, tuple(better), tuple(worse), end_mean))
+        lost = losses(figures, run, baseline)
+        unordered.append(Standing(run, tuple(better), tuple(worse), end_mean, lost, decisive))
     return sorted(unordered, key=attrgetter("rank"), reverse=True)
+
+
+def losses(figures: ArmTable, run: str, baseline: str) -> tuple[str, ...]:
+    """What a run's answers clearly lose: fewer are right than the baseline's, or fewer contests are
+    won against these than lost."""
+    lost = []
+    for name in RIGHT_ANSWERS:
+        change = figures.difference(run, baseline, name)
+        if figures.decides(change, name) and change.high < 0:
+            lost.append(name)
+    if figures.mean(run, WON).high < EVEN and not figures.few(WON):
+        lost.append(WON)
+    return tuple(lost)
 
 
 def unlearned(figures: ArmTable, runs: Sequence[str]) -> list[str]:

@@ -84,13 +84,15 @@ class Divergence(Row):
 class MarginPoint(Row):
     """Means over training pairs at one probe, in nats since the first.
 
-    `margin`: Δ(log π(y⁺) − log π(y⁻)); `gap`: Δ(log π(y*) − log π(y⁺)); `chosen`: Δ log π(y⁺).
+    `margin`: Δ(log π(y⁺) − log π(y⁻)); `gap`: Δ(log π(y*) − log π(y⁺)); `chosen`: Δ log π(y⁺);
+    `heldout`: the same of held-out pairs, if they were probed.
     """
 
     step: int
     margin: float
     gap: float
     chosen: float
+    heldout: float | None = None
 
 
 class RunFigures(Row):

@@ -20,9 +20,10 @@ from dynolab.report.inputs.study import read_compared
 from dynolab.report.page import ANSWER
 from dynolab.report.study.page import write_report
 from dynolab.report.style import points, with_interval
-from dynolab.report.tables import MEASURES, standings, unlearned
+from dynolab.report.tables import MEASURES, RIGHT_ANSWERS, standings, unlearned
 from dynolab.results.arms import AFTER_EXTENDED, AFTER_SFT, ComparedArms
 from dynolab.statistics import Interval
+from tests.benchmarks.advice import best_marks_that_lose
 from tests.report.judged import comparison
 from tests.report.pairs import ARMS, mitigation
 from tests.report.parsed import CANARY, Parsed, check_figures, obeys_no_text, words_of
@@ -125,14 +126,14 @@ def test_the_summary_says_what_diverged_and_judges_the_others(tmp_path: Path) ->
 
 def table(counts: int = 40, **runs: dict[str, float]) -> ArmTable:
     """Runs of three seeds whose figures are the given differences from a baseline of zeros."""
-    values = {"base": [dict.fromkeys(MEASURES, 0.0)] * 3} | {
+    values = {"base": [dict.fromkeys((*MEASURES, *RIGHT_ANSWERS), 0.0)] * 3} | {
         run: [{name: x + 0.01 * seed for name, x in own.items()} for seed in range(3)]
         for run, own in runs.items()
     }
     return ArmTable(values, counts=dict.fromkeys(MEASURES, counts))
 
 
-GOOD = {"train/chosen": 1.0, "heldout/chosen": 2.0}
+GOOD = {"train/chosen": 1.0, "heldout/chosen": 2.0, "matched/heldout": 0.5}
 RUNS = {
     "good": GOOD,
     "better": {**GOOD, "train/fell": -0.5},
@@ -141,16 +142,27 @@ RUNS = {
 }
 
 
+@pytest.mark.parametrize("name", ["heldout/right", "train/right", "heldout/won", "matched/heldout"])
+def test_a_run_that_loses_by_its_answers_or_at_the_same_margin_is_not_the_best(name: str) -> None:
+    runs = {"loses": {**GOOD, "train/fell": -0.5, name: -0.1}, "wins": {**GOOD, name: 0.6}}
+    ranked = standings(table(**runs), list(runs), "base")
+    assert [own.run for own in ranked if own.recommended] == ["wins"]
+
+
+def test_no_run_of_the_stored_tables_is_marked_that_clearly_loses() -> None:
+    assert best_marks_that_lose() == {"best_marks_that_lose": 0, "tables_with_a_best": 3}
+
+
 def test_the_best_run_is_better_on_most_measures_and_worse_on_none() -> None:
     ranked = standings(table(**RUNS), list(RUNS), "base")
     assert [own.run for own in ranked] == ["better", "good", "mixed", "same"]
     assert [own.recommended for own in ranked] == [True, True, False, False]
-    assert ranked[0].better == ("train/chosen", "heldout/chosen", "train/fell")
+    assert ranked[0].better == (*GOOD, "train/fell")
     assert ranked[2].worse == ("heldout/fell",) and ranked[3].better == ()
 
 
 def test_a_tie_goes_to_the_run_that_ends_highest_held_out() -> None:
-    higher = {"train/chosen": 0.5, "heldout/chosen": 3.0}
+    higher = {**GOOD, "train/chosen": 0.5, "heldout/chosen": 3.0}
     ranked = standings(table(good=GOOD, higher=higher), ["good", "higher"], "base")
     assert [own.run for own in ranked] == ["higher", "good"]
 

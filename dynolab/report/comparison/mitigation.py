@@ -11,7 +11,7 @@ from jaxtyping import Float
 from markupsafe import Markup
 from numpy import ndarray
 
-from dynolab.claims.arms import assess_remedies
+from dynolab.claims.arms import WON, assess_remedies
 from dynolab.claims.verdict import Verdict
 from dynolab.comparisons.arm_table import ArmTable
 from dynolab.comparisons.matched import LEAST_MARGIN, table_of
@@ -32,6 +32,7 @@ from dynolab.report.plots import DotPanel, forest_plot
 from dynolab.report.style import SPLITS, excerpt, number, points, text_table, with_interval
 from dynolab.report.tables import (
     MEASURES,
+    RIGHT_ANSWERS,
     Measure,
     ending,
     outcome_counts,
@@ -48,6 +49,7 @@ FIRST = (
     Measure("train/chosen", "Δ chosen, in training", signed=True),
     Measure("heldout/chosen", "Δ chosen, held out", signed=True),
     Measure("matched/chosen", "Δ chosen, at the same margin", signed=True),
+    Measure("matched/heldout", "Δ chosen, held out, at the same margin", signed=True),
     Measure("train/fell", "% that fell, in training", share=True),
     Measure("heldout/fell", "% that fell, held out", share=True),
     Measure("train/margin", "Δ margin, in training", signed=True),
@@ -184,19 +186,23 @@ def _words(
     compared: ComparedArms, figures: ArmTable, commands: Mapping[str, str]
 ) -> tuple[Words, str | None]:
     """The page's texts, which name these numbers, and the recommended run, if one is."""
+    baseline = compared.baseline
     useless = unlearned(figures, compared.others)
     controls = {removal.control for removal in removals(compared)}
     learned = [run for run in compared.others if run not in useless and run not in controls]
-    ranked = standings(figures, learned, compared.baseline)
+    ranked = standings(figures, learned, baseline)
     best = ranked[0].run if ranked and ranked[0].recommended else None
+    losers = [standing for standing in ranked if standing.better and standing.lost]
     reached = any(figures.mean(run, "matched/margin").n for run in learned)
     judged_by = [measure for measure in FIRST if measure.figure in {*MEASURES} & {*figures.names}]
     words = Words(
         "mitigation.html",
         compared=compared,
         best=ranked[0] if best else None,
+        cost=_traded(figures, best, baseline, [*_TRADED]) if best else [],
+        losers={one.run: _traded(figures, one.run, baseline, one.lost) for one in losers},
         worse=[standing.run for standing in ranked if standing.worse],
-        others=[standing.run for standing in ranked[1:] if standing.better],
+        others=[one.run for one in ranked[1:] if one.better and not one.lost],
         measured=sum(name in figures.names for name in MEASURES),
         few=[measure.caption for measure in judged_by if figures.few(measure.figure)],
         useless=useless,
@@ -208,20 +214,59 @@ def _words(
     return words, best
 
 
+_TRADED = {
+    "train/margin": "margin {} nats",
+    "heldout/right": "right answers held out {} points",
+    "train/right": "right answers in training {} points",
+    WON: "preferred in {} % of contests",
+}
+"""What a remedy may cost: differences from the baseline, and the share of contests won."""
+
+
+def _traded(figures: ArmTable, run: str, baseline: str, names: Sequence[str]) -> list[str]:
+    """What a run gave or gained of `names`, as texts, without what was not measured."""
+    texts = []
+    for name in names:
+        change = figures.difference(run, baseline, name)
+        shown = with_interval(change)
+        if name in RIGHT_ANSWERS:
+            shown = points(change)
+        elif name == WON:
+            change = figures.mean(run, name)
+            shown = points(change, sign=False)
+        if change.n:
+            texts.append(_TRADED[name].format(shown))
+    return texts
+
+
+_IN_TERMINAL = {
+    "heldout/chosen": "Δ chosen, held out",
+    "train/chosen": "Δ chosen, in training",
+    "train/margin": "Δ margin",
+    "heldout/right": "right, held out, %",
+    WON: "preferred, %",
+}
+
+
 def _lines(compared: ComparedArms, figures: ArmTable) -> str:
-    """The table of runs for a terminal: changes of chosen answers, and the shares that fell."""
+    """The table of runs for a terminal: changes of chosen answers, and what they cost."""
+    names = [name for name in _IN_TERMINAL if name in figures.names]
+    if "heldout/chosen" in names:
+        names.remove("train/chosen")
     rows = []
     for run in compared.arms:
         cells = []
-        for name in ("train/chosen", "heldout/chosen"):
-            cell = number(figures.mean(run, name).mean, 2, sign=True)
-            change = figures.difference(run, compared.baseline, name)
-            if run != compared.baseline and change.n:
-                cell = f"{cell} ({with_interval(change)})"
+        for name in names:
+            mean, change = figures.mean(run, name), figures.difference(run, compared.baseline, name)
+            share = name == WON or name in RIGHT_ANSWERS
+            cell = number(100 * mean.mean) if share else number(mean.mean, 2, sign=True)
+            if name == WON and mean.n:
+                cell = points(mean, sign=False)
+            elif run != compared.baseline and change.n:
+                cell = f"{cell} ({points(change) if share else with_interval(change)})"
             cells.append(cell)
-        fell = [points(figures.mean(run, f"{split}/fell"), False).split(" ")[0] for split in SPLITS]
-        rows.append((run, *cells, " and ".join(fell) + " %"))
-    return text_table(("", "Δ chosen, in training", "held out", "fell"), rows, "ssss")
+        rows.append((run, *cells))
+    return text_table(("", *map(_IN_TERMINAL.__getitem__, names)), rows, "s" * (1 + len(names)))
 
 
 def _removal_section(compared: ComparedArms, words: Words) -> Section | None:
