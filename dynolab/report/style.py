@@ -113,6 +113,11 @@ def points(share: Interval, sign: bool = True) -> str:
     return with_interval(share.times(100), sign)
 
 
+def percent(share: float) -> str:
+    """A share with its sign of percent."""
+    return f"{number(100 * share, 2)} %"
+
+
 def join(parts: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return " and ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)

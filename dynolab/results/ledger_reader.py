@@ -40,6 +40,43 @@ class Pusher:
     steps: tuple[int, ...]
 
 
+FEW = 5
+"""Pairs at most that are named as those that made half of a fall."""
+
+
+@dataclass(frozen=True)
+class Pulls:
+    """The pairs that pulled an answer down, or held it up, the hardest first."""
+
+    pushers: Sequence[Pusher]
+
+    @classmethod
+    def down(cls, pushers: Sequence[Pusher]) -> Pulls:
+        """Those of `pushers`, the hardest downwards first, that pulled down."""
+        return cls([push for push in pushers if push.total < 0])
+
+    @classmethod
+    def up(cls, pushers: Sequence[Pusher]) -> Pulls:
+        """Those of `pushers`, the hardest downwards first, that held up."""
+        return cls([push for push in reversed(pushers) if push.total > 0])
+
+    @cached_property
+    def shares(self) -> Float[ndarray, " pushers"]:
+        """Of the sum of all."""
+        total = np.array([push.total for push in self.pushers])
+        return total / total.sum()
+
+    @property
+    def half(self) -> int:
+        """The fewest pairs that make half of the sum."""
+        return int(np.searchsorted(self.shares.cumsum(), 0.5 - 1e-9)) + 1 if self.pushers else 0
+
+    @property
+    def concentrated(self) -> bool:
+        """Whether one pair, or at most `FEW` and a tenth of those that pull, makes half."""
+        return self.half == 1 or 0 < self.half <= min(FEW, len(self.pushers) / 10)
+
+
 @dataclass(frozen=True)
 class Responses:
     """The responses that lines are of: each one's example, its side, and the step."""

@@ -2,15 +2,21 @@
 
     python -m tests.benchmarks.advice
 
-Prints one JSON object; nothing is trained.
+Prints one JSON object, within a minute.
 
+- `commands_tried`: commands that the pages of a small study print, and those that train as a run
+  of its remedies; `commands_wrong`: those that fail, or mean other runs than they are printed for.
+- `share_of_half_shown`: whether a study's first lines say how many pairs make half of a fall.
 - `best_marks_that_lose`: of the stored tables of remedies, those whose best run clearly loses right
   answers or contests against the baseline. `tables_with_a_best`: those that name one.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import nan
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -18,11 +24,19 @@ import numpy as np
 from docs import claims
 from dynolab.comparisons.arm_table import ArmTable
 from dynolab.comparisons.pair_arms import SPLITS
+from dynolab.report.ledger.fallen import half_of_a_fall, summed_pushers
+from dynolab.report.page import ANSWER
+from dynolab.report.study.page import write_report
 from dynolab.report.tables import standings
+from dynolab.results.ledger_reader import Pulls
 from dynolab.statistics import Interval
 from tests.benchmarks.figures import report
+from tests.flows.printed import Printed
+from tests.report.ledgers import write_ledger
+from tests.report.synthetic import study
 
-AT_MOST = {"best_marks_that_lose": 0}
+AT_LEAST = {"commands_tried": 8, "share_of_half_shown": True}
+AT_MOST = {"best_marks_that_lose": 0, "commands_wrong": 0}
 
 
 class StoredTable(ArmTable):
@@ -51,8 +65,8 @@ class StoredTable(ArmTable):
 
     def _interval(self, name: str) -> Interval:
         known = self._estimates.get(name, {"mean": nan, "low": nan, "high": nan, "n": 0})
-        ends = [nan if known[end] is None else known[end] for end in ("mean", "low", "high")]
-        return Interval(*ends, known["n"])
+        low, high = (nan if known[end] is None else known[end] for end in ("low", "high"))
+        return Interval(known["mean"], low, high, known["n"])
 
 
 def best_marks_that_lose() -> dict[str, int]:
@@ -69,9 +83,26 @@ def best_marks_that_lose() -> dict[str, int]:
     return {"best_marks_that_lose": losing, "tables_with_a_best": marked}
 
 
+def commands(folder: Path) -> dict[str, int]:
+    """Tries every command of a small study."""
+    right = [right for _, right in Printed(folder).checks()]
+    return {"commands_tried": len(right), "commands_wrong": right.count(False)}
+
+
+def share_of_half(folder: Path) -> dict[str, bool]:
+    """Reads the first lines of a study with an account made by hand."""
+    account = write_ledger(folder)
+    write_report(replace(study(), ledger=account), folder)
+    first = (folder / ANSWER).read_text().splitlines()[:2]
+    half = half_of_a_fall(Pulls.down(summed_pushers(account)))
+    return {"share_of_half_shown": any(half in line for line in first)}
+
+
 def main() -> None:
     """Prints the figures beside their bars."""
-    report(best_marks_that_lose(), at_most=AT_MOST)
+    with TemporaryDirectory() as made, TemporaryDirectory() as written:
+        figures = commands(Path(made)) | share_of_half(Path(written)) | best_marks_that_lose()
+    report(figures, at_least=AT_LEAST, at_most=AT_MOST)
 
 
 if __name__ == "__main__":

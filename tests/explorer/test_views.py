@@ -16,7 +16,9 @@ from dynolab.explorer import step as step_module
 from dynolab.explorer.page import moved, pairs, parts, search
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
+from dynolab.report.ledger.fallen import half_of_a_fall
 from dynolab.report.style import number
+from dynolab.results.ledger_reader import Pulls
 from dynolab.training.step_record import RecordCache
 from tests.explorer.small_study import STEPS, alone, ledger_of, small_study, text_of, view
 
@@ -106,6 +108,7 @@ def test_pushers_of_mixed_data_are_summed_by_source(study: Study) -> None:
     own = parts.nats(lines.nats[np.char.startswith(mixed.pair, "a/")].sum())
     assert heading.children == "By source" and ["a", own] in [row[:2] for row in rows]
     assert len(moved.pusher_tables(study, lines, State())) == len(more)
+    assert half_of_a_fall(Pulls.down(lines.pushers(0))) in text_of(more)
 
 
 def test_a_long_answer_is_drawn_to_a_bound_and_says_what_is_left() -> None:

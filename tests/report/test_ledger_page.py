@@ -13,6 +13,7 @@ from dynolab.report.ledger.fallen import (
     fallen_accounts,
     fallen_answers,
     fallen_figure,
+    half_of_a_fall,
     hardest_side,
     on_text,
     pusher_section,
@@ -27,7 +28,7 @@ from dynolab.report.ledger.page import (
 )
 from dynolab.report.style import excerpt, number
 from dynolab.results.ledger import NOISY
-from dynolab.results.ledger_reader import LedgerReader, Moment
+from dynolab.results.ledger_reader import LedgerReader, Moment, Pulls
 from tests.report.ledgers import write_ledger
 from tests.report.parsed import Parsed
 
@@ -83,7 +84,31 @@ def test_fallen_answers_are_split_by_who_pushed(ledger: LedgerReader) -> None:
     assert figure is not None
     assert [list(bars.x) for bars in figure.plot.data] == [[2.0], [0.0], [-4.5]]
     words = "|".join(Parsed(figure.beside).words)
-    assert words.index("|−3.50|+0.500|−4.00") < words.index("|−1.00|+0.00|−1.00")
+    assert words.index("|78 %|−3.50|+0.500|−4.00") < words.index("|22 %|−1.00|+0.00|−1.00")
+
+
+@pytest.mark.parametrize(
+    ("totals", "half", "concentrated"),
+    [
+        ([-1.0] * 120, 60, False),
+        ([-9.0] * 3 + [-0.2] * 100, 3, True),
+        ([-5.0, -1.0, -1.0], 1, True),
+        ([-2.0, -1.0, -1.0, -1.0], 2, False),
+        ([], 0, False),
+    ],
+)
+def test_a_fall_is_by_few_pairs_or_by_many(
+    totals: list[float], half: int, concentrated: bool, ledger: LedgerReader
+) -> None:
+    """Pairs that lift do not count."""
+    first = ledger.pushers(ledger.accounts[1].lines)[0]
+    pushers = [replace(first, example=f"p{at}", total=nats) for at, nats in enumerate(totals)]
+    pulls = Pulls.down([*pushers, replace(first, total=50.0)])
+    assert (pulls.half, pulls.concentrated, len(pulls.pushers)) == (half, concentrated, len(totals))
+    assert pulls.shares.sum() == pytest.approx(float(bool(totals)))
+    said = half_of_a_fall(pulls)
+    named = [push.example for push in pushers[:half]]
+    assert all(name in said for name in named) if concentrated else not totals or str(half) in said
 
 
 def test_pairs_are_summed_over_the_fallen_answers(ledger: LedgerReader) -> None:

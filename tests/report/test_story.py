@@ -9,9 +9,14 @@ from pathlib import Path
 import pytest
 
 from dynolab.report.inputs.study import ReportInputs
+from dynolab.report.ledger.fallen import half_of_a_fall, summed_pushers
 from dynolab.report.page import ANSWER, section
+from dynolab.report.study.findings import find
 from dynolab.report.study.page import report_page_html, write_report
+from dynolab.report.style import with_interval
 from dynolab.report.terms import TERMS, terms_in, with_terms
+from dynolab.results.ledger_reader import Pulls
+from dynolab.statistics import mean_interval
 from tests.report.ledgers import write_ledger
 from tests.report.parsed import Parsed, words_of
 from tests.report.synthetic import study
@@ -43,18 +48,35 @@ def ids(page: str) -> list[str]:
 
 def test_the_answer_counts_both_halves_of_the_data(inputs: ReportInputs, page: str) -> None:
     assert inputs.audit is not None
-    (answer,) = re.findall(r'<p class="answer">(.*?)</p>', page, re.DOTALL)
+    answer, half = re.findall(r'<p class="answer">(.*?)</p>', page, re.DOTALL)
     plain = re.sub("(?s)<.*?>", "", answer)
     for split, name in (("train", "training"), ("heldout", "held-out")):
         changes = [row.change for row in inputs.audit.changes if row.split == split]
-        assert f"{sum(c < 0 for c in changes)} of {len(changes)} {name} pairs" in plain
+        lower = [change for change in changes if change < 0]
+        assert f"{len(lower)} of {len(changes)} {name} pairs" in plain
+        if lower:
+            means = [with_interval(mean_interval(values)) for values in (lower, changes)]
+            assert f"mean of these {means[0]} nats, of all {means[1]}" in plain
+    assert inputs.ledger is not None
+    assert half_of_a_fall(Pulls.down(summed_pushers(inputs.ledger))) in half
+
+
+def test_answers_that_rise_are_nothing_wrong(inputs: ReportInputs, tmp_path: Path) -> None:
+    """And nobody is blamed for the few that fell."""
+    assert inputs.audit is not None
+    rose = [row.model_copy(update={"change": abs(row.change)}) for row in inputs.audit.changes]
+    risen = replace(inputs, audit=replace(inputs.audit, changes=tuple(rose)))
+    assert find(risen).harmless and not find(inputs).harmless
+    write_report(risen, tmp_path)
+    assert "pull down" not in (tmp_path / ANSWER).read_text()
 
 
 def test_a_terminal_gets_the_first_tables_in_25_lines(place: Path) -> None:
-    _, _, head, fallen, _, _, puller, *_ = lines = (place / ANSWER).read_text().splitlines()
-    assert len(lines) <= 25 and max(map(len, lines[1:])) <= 100
+    lines = (place / ANSWER).read_text().splitlines()
+    _, _, _, head, fallen, _, _, puller, *_ = lines
+    assert len(lines) <= 25 and max(map(len, lines[2:])) <= 100
     assert fallen.split()[:5] == ["b", "−2.50", "+2.00", "+0.00", "−4.50"]
-    assert puller.split()[:4] == ["a", "−3.50", "+0.500", "−4.00"]
+    assert puller.split()[:6] == ["a", "78", "%", "−3.50", "+0.500", "−4.00"]
     assert head.index("other pairs") + len("other pairs") == fallen.index("−4.50") + len("−4.50")
 
 

@@ -16,8 +16,9 @@ from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
 from dynolab.report.figure import LEGEND_ABOVE, base_layout
-from dynolab.report.style import CHOSEN as BLUE, INK, REJECTED as RED, excerpt
-from dynolab.results.ledger_reader import Pusher
+from dynolab.report.ledger.fallen import half_of_a_fall
+from dynolab.report.style import CHOSEN as BLUE, INK, REJECTED as RED, excerpt, percent
+from dynolab.results.ledger_reader import Pulls, Pusher
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ SHOWN, PER_TOKEN = 10, 5
 
 PLOT_HEIGHT = 210
 
-HEAD = ("pair", "nats", "its chosen", "its rejected", "at steps", "its answers", "")
+HEAD = ("pair", "share", "nats", "its chosen", "its rejected", "at steps", "its answers", "")
 
 
 _SUMS = ("total", "from_chosen", "from_rejected")
@@ -114,20 +115,20 @@ def pusher_tables(
     **Arguments:** `what`: its name in the headings, and `when`: what follows it.
     """
     pushes = lines.pushers(0)
-    down = [push for push in pushes if push.total < 0][:most]
-    up = [push for push in reversed(pushes) if push.total > 0][:most]
+    down, up = Pulls.down(pushes), Pulls.up(pushes)
     sources = [
         [source, *(parts.nats(sum(getattr(pushes[at], side) for at in places)) for side in _SUMS)]
         for source, places in rows_by_source([push.example for push in pushes]).items()
     ]
-    by_source = [html.H3(f"By source{when}"), parts.table(("source", *HEAD[1:4]), sources, "snnn")]
+    by_source = [html.H3(f"By source{when}"), parts.table(("source", *HEAD[2:5]), sources, "snnn")]
     return by_source * bool(sources) + [
         part
-        for title, pushers in ((f"Who pulled {what} down", down), (f"Who held {what} up", up))
-        if pushers
+        for title, pulls in ((f"Who pulled {what} down", down), (f"Who held {what} up", up))
+        if pulls.half
         for part in (
             html.H3(f"{title}{when}"),
-            parts.table(HEAD, [_pusher(study, push, state) for push in pushers], "snnnsss"),
+            html.P(half_of_a_fall(pulls), className="message") if pulls is down else None,
+            parts.table(HEAD, _rows(study, pulls, state)[:most], "snnnnsss"),
         )
     ]
 
@@ -139,9 +140,15 @@ def answers_of(study: Study, pair: str) -> list[Any]:
     return [html.Div([side, parts.said(excerpt(text, 60))]) for side, text in texts if text]
 
 
-def _pusher(study: Study, push: Pusher, state: State) -> list[Any]:
+def _rows(study: Study, pulls: Pulls, state: State) -> list[list[Any]]:
+    pushers = zip(pulls.pushers, pulls.shares.tolist(), strict=True)
+    return [_pusher(study, push, share, state) for push, share in pushers]
+
+
+def _pusher(study: Study, push: Pusher, share: float, state: State) -> list[Any]:
     return [
         parts.link(push.example, state.link(pair=push.example), title="its map on this answer"),
+        percent(share),
         parts.nats(push.total),
         parts.nats(push.from_chosen),
         parts.nats(push.from_rejected),

@@ -23,13 +23,15 @@ from dynolab.report.style import (
     REJECTED,
     SPLITS,
     excerpt,
+    join,
     number,
     numbers,
+    percent,
     plotly_text,
     visible_token,
 )
 from dynolab.results.ledger import FunctionalAccount
-from dynolab.results.ledger_reader import LedgerReader, Moment, Pusher
+from dynolab.results.ledger_reader import LedgerReader, Moment, Pulls, Pusher
 from dynolab.statistics import column
 
 Tokens = Sequence[tuple[str, float]]
@@ -177,6 +179,19 @@ def summed_pushers(ledger: LedgerReader) -> list[Pusher]:
     return ledger.pushers(total)
 
 
+def half_of_a_fall(pulls: Pulls) -> str:
+    """How many pairs made half of a fall, as a sentence; empty without any."""
+    if pulls.concentrated:
+        named = join([push.example for push in pulls.pushers[: pulls.half]])
+        return f"Half of the pull down is by {named}, of {len(pulls.pushers)} pairs that pulled."
+    if not pulls.half:
+        return ""
+    return (
+        "No single pair did it: half of the pull down needs "
+        f"{pulls.half} of {len(pulls.pushers)} pairs."
+    )
+
+
 def strongest_pullers(ledger: LedgerReader) -> list[str]:
     """The pairs that together lowered the fallen answers, the strongest first.
 
@@ -271,15 +286,16 @@ def _pullers(ledger: LedgerReader) -> Markup:
     for account in fallen_accounts(ledger):
         moments += ledger.moments.get(account.row.name, ())
     rows = []
-    for push in strongest(summed_pushers(ledger)):
+    for push, share in strongest(summed_pushers(ledger)):
         nats = numbers(push.total, push.from_chosen, push.from_rejected, sign=True)
-        rows.append((_pair(push, moments, ledger.rows), *nats))
-    return table(("pair", "nats", "through chosen", "through rejected"), rows, "snnn")
+        rows.append((_pair(push, moments, ledger.rows), percent(share), *nats))
+    return table(("pair", "share", "nats", "through chosen", "through rejected"), rows, "snnnn")
 
 
-def strongest(pushers: Sequence[Pusher]) -> list[Pusher]:
-    """The first `PAIRS`, without those that lift."""
-    return [push for push in pushers[:PAIRS] if push.total < 0]
+def strongest(pushers: Sequence[Pusher]) -> list[tuple[Pusher, float]]:
+    """The first `PAIRS` that pull down, and the share of each in what all of these do."""
+    pulls = Pulls.down(pushers)
+    return list(zip(pulls.pushers[:PAIRS], pulls.shares.tolist(), strict=False))
 
 
 def pusher_section(ledger: LedgerReader) -> Section | None:
@@ -292,15 +308,17 @@ def pusher_section(ledger: LedgerReader) -> Section | None:
     for answer in answers:
         name, split = answer.account.row.name, answer.account.row.split
         moments = ledger.moments.get(name, ())
+        pushers = ledger.pushers(answer.account.lines)
         pullers = []
-        for push in strongest(ledger.pushers(answer.account.lines)):
-            pullers.append((push, _pair(push, moments, ledger.rows)))
+        for push, share in strongest(pushers):
+            pullers.append((push, percent(share), _pair(push, moments, ledger.rows)))
         detail = PARTS.fallen(
             answer=answer,
             opened=split not in opened_splits,  # the first answer of every split
             split=SPLITS[split],
             row=ledger.rows.get(name),
             pullers=pullers,
+            half=half_of_a_fall(Pulls.down(pushers)),
         )
         opened_splits.add(split)
         details.append(detail)

@@ -26,8 +26,9 @@ from dynolab.report.inputs.study import ReportInputs
 from dynolab.report.ledger.fallen import fallen_answers, prompt_of, strongest, summed_pushers
 from dynolab.report.page import as_dicts
 from dynolab.report.study.learning_paths import Paths
-from dynolab.report.style import SPLITS, excerpt, numbers, text_table
+from dynolab.report.style import SPLITS, excerpt, numbers, percent, text_table
 from dynolab.report.tables import outcome_counts
+from dynolab.results.ledger_reader import Pulls
 from dynolab.results.study import ForceRow, PairChange, ProbeScore
 from dynolab.squeezing.index import chosen_by_step, squeeze_index
 from dynolab.statistics import Interval, column, mean_interval
@@ -37,7 +38,8 @@ from dynolab.statistics import Interval, column, mean_interval
 class Found:
     """What follows from the inputs: paths, verdicts, events by objective, and pairs, worst first.
 
-    `fell`: changes of the chosen answers in the last training on pairs, by split, in nats.
+    `fell`: changes of the chosen answers in the last training on pairs, by split, in nats; `pulls`:
+    the pairs that lowered those of the ledger that fell most.
     """
 
     paths: Paths
@@ -46,6 +48,18 @@ class Found:
     pairs: list[PairChange]
     prompts: Mapping[str, str]
     fell: Mapping[Split, np.ndarray]
+    pulls: Pulls
+
+    @property
+    def harmless(self) -> bool:
+        """Whether chosen answers clearly rose on average in every split, and few of them fell."""
+        rose = [mean_interval(changes).low > 0 for changes in self.fell.values()]
+        fell = [(changes < 0).mean() <= FEW_FALL for changes in self.fell.values()]
+        return bool(rose) and all(rose + fell)
+
+
+FEW_FALL = 0.1
+"""Share of chosen answers up to which their fall is called few."""
 
 
 def find(inputs: ReportInputs) -> Found:
@@ -76,6 +90,7 @@ def find(inputs: ReportInputs) -> Found:
         pairs=pair_changes(trained[last], prompts) if on_pairs and last in trained else [],
         prompts=prompts,
         fell=_chosen_changes(inputs, paths, last) if on_pairs else {},
+        pulls=Pulls.down(summed_pushers(inputs.ledger) if inputs.ledger else ()),
     )
 
 
@@ -110,10 +125,12 @@ def summarise(inputs: ReportInputs, results: Found) -> dict[str, Any]:
     """Changes since step 0, squeezing indices (`means`), verdicts, events, and a flat map of the
     finite numbers.
 
-    `metrics` has `<stage>/<kind>/change`, `<stage>/gap/change` (nats, training prompts),
-    `force/<stage>/unexplained` (1 − R²), `force/replay_error` and `force/closure_error` (the
-    worst), `claims/<outcome>`. `means` has `squeeze/index/<training>` at each training's end, on
-    the chosen answers of training pairs: a share of the probability that rose, in [0, 1]; a
+    `metrics` has `fall/pairs`, how many pairs lowered the answers that fell most, and
+    `fall/pairs_of_half`, the fewest that make half of that; `<stage>/<kind>/change`,
+    `<stage>/gap/change` (nats, training prompts), `force/<stage>/unexplained` (1 − R²),
+    `force/replay_error` and `force/closure_error` (the worst), `claims/<outcome>`. `means` has
+    `squeeze/index/<training>` at each training's end, on the chosen answers of training pairs: a
+    share of the probability that rose, in [0, 1]; a
     training in which nothing rose is left out.
     """
     changes = changes_since_start(results.paths)
@@ -123,6 +140,9 @@ def summarise(inputs: ReportInputs, results: Found) -> dict[str, Any]:
         for name, interval in changes.items():
             if name.startswith(f"{stage}/"):
                 metrics[f"{name}/change"] = interval.mean
+    if results.pulls.half:
+        metrics["fall/pairs"] = float(len(results.pulls.pushers))
+        metrics["fall/pairs_of_half"] = float(results.pulls.half)
     metrics |= outcome_counts(results.verdicts)
     for verdict in results.verdicts:
         if verdict.id.endswith("/forces") and verdict.outcome != "not measured":
@@ -170,14 +190,15 @@ def printed(inputs: ReportInputs, results: Found) -> str:
         name, of_own = answer.account.row.name, (answer.own_chosen, answer.own_rejected)
         nats = numbers(answer.change, *of_own, answer.others, sign=True)
         fallen.append((name, *nats, prompt_of(name, ledger.rows, 32)))
-    for push in strongest(summed_pushers(ledger)):
+    for push, share in strongest(summed_pushers(ledger)):
         nats = numbers(push.total, push.from_chosen, push.from_rejected, sign=True)
-        pulled.append((push.example, *nats, prompt_of(push.example, ledger.rows, 32)))
+        prompt = prompt_of(push.example, ledger.rows, 32)
+        pulled.append((push.example, percent(share), *nats, prompt))
     first = "answer that fell" if answers[0].change < 0 else "answer that rose least"
     parts = ("own chosen", "own rejected", "other pairs")
-    sides = ("nats", "through chosen", "through rejected")
+    sides = ("share", "nats", "through chosen", "through rejected")
     tables = (
         text_table((first, "nats", *parts, "prompt"), fallen, "snnnns"),
-        text_table(("pair that pulled", *sides, "prompt"), pulled, "snnns"),
+        text_table(("pair that pulled", *sides, "prompt"), pulled, "snnnns"),
     )
     return "\n\n".join(tables)

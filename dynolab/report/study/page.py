@@ -22,6 +22,7 @@ from dynolab.report.figure import Figure, buttons, in_panel, spread, subplots
 from dynolab.report.forces.matrices import kernel_size_figure, stability_figure
 from dynolab.report.forces.token_map import token_map_figure
 from dynolab.report.inputs.study import ReportInputs
+from dynolab.report.ledger.fallen import half_of_a_fall
 from dynolab.report.ledger.page import ledger_parts
 from dynolab.report.page import Fold, Page, Section, Words, page_html, write_page, write_summary
 from dynolab.report.study.answers import answer_sections, repeater_section
@@ -111,8 +112,9 @@ def _page(inputs: ReportInputs, results: Found) -> Page:
             far[objective_name(training.stage)] = steps
     fell = []
     for split, changes in results.fell.items():
-        mean, count = mean_interval(changes), int((changes < 0).sum())
-        fell.append({"split": split, "count": count, "of": len(changes), "mean": mean})
+        lower = changes[changes < 0]
+        means = {"mean": mean_interval(changes), "fallen": mean_interval(lower)}
+        fell.append({"split": split, "count": len(lower), "of": len(changes), **means})
     words = Words(
         "study.html",
         facts=facts,
@@ -120,6 +122,9 @@ def _page(inputs: ReportInputs, results: Found) -> Page:
         last=trainings[-1] if trainings else None,
         on_pairs=bool(results.fell) or bool(results.pairs),
         fell=fell,
+        harmless=results.harmless,
+        half=half_of_a_fall(results.pulls),
+        concentrated=results.pulls.concentrated,
         counts={split: len(paths.pairs) for (_, split), paths in results.paths.items()},
         far=far,
         unknown=unknown,
