@@ -16,6 +16,7 @@ from dynolab.comparisons.removals import removals
 from dynolab.data.rows import read_value, write_rows
 from dynolab.report.comparison.judges import SHOWN, write_judge_page
 from dynolab.report.comparison.mitigation import write_mitigation_page
+from dynolab.report.comparison.trade import trade_figure
 from dynolab.report.inputs.study import read_compared
 from dynolab.report.page import ANSWER
 from dynolab.report.study.page import write_report
@@ -70,6 +71,25 @@ def test_the_page_and_the_terminal_have_a_row_for_every_run(
     assert "nan" not in words
     assert ("✓ best" in words) == (len(seeds) > 1)
     assert answer.rstrip().endswith("dynolab study FILE" if len(seeds) > 1 else "'seeds=[4, 5, 6]'")
+
+
+def test_the_picture_of_trades_has_the_tables_differences_and_rings_who_lost() -> None:
+    compared = mitigation()
+    figures = table_of(compared)
+    drawn = trade_figure(figures, compared.others, "dpo")
+    assert drawn is not None
+    ring, runs, baseline = drawn.plot.data
+    assert list(runs.text) == compared.others and (list(baseline.x), list(baseline.y)) == ([0], [0])
+    for place, run in enumerate(compared.others):
+        margin, chosen = (
+            figures.difference(run, "dpo", name) for name in ("train/margin", "heldout/chosen")
+        )
+        assert (runs.x[place], runs.y[place]) == pytest.approx((margin.mean, chosen.mean))
+        assert runs.error_y.array[place] == pytest.approx(chosen.high - chosen.mean, abs=1e-5)
+        assert runs.marker.color[place] == figures.mean(run, "heldout/won").mean
+    assert ring.x == pytest.approx([runs.x[compared.others.index("dose")]])
+    assert runs.marker.cmin + runs.marker.cmax == pytest.approx(1)
+    assert trade_figure(figures, [], "dpo") is None
 
 
 def test_followed_answers_are_on_the_page_with_the_changes_of_other_seeds(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from dynolab.claims.verdict import Verdict
 from dynolab.comparisons.arm_table import ArmTable
 from dynolab.comparisons.matched import LEAST_MARGIN, table_of
 from dynolab.comparisons.removals import removals
+from dynolab.report.comparison.trade import trade_figure
 from dynolab.report.figure import Figure
 from dynolab.report.inputs.study import StageFacts
 from dynolab.report.page import (
@@ -152,7 +153,7 @@ def write_mitigation_page(
 
 
 def comparison_sections(compared: ComparedArms) -> list[Section | Figure | None]:
-    """The table of runs, the chart, and the tables of further figures."""
+    """What each run trades, the table of runs, the chart, and the tables of further figures."""
     figures = table_of(compared)
     return _sections(compared, figures, *_words(compared, figures, {}))
 
@@ -168,6 +169,7 @@ def _sections(
             shown.append(replace(panel, figures=measured))
     more = [run_table(figures, runs, measures, baseline) for measures in (MORE, SAMPLED)]
     return [
+        trade_figure(figures, compared.others, baseline),
         words.section("runs", run_table(figures, runs, FIRST, baseline, best, _ends(compared))),
         words.figure("remedies", forest_plot(figures, runs, shown, baseline)) if shown else None,
         words.section("more", *more),

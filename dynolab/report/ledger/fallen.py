@@ -276,7 +276,9 @@ def fallen_figure(ledger: LedgerReader) -> Figure | None:
         )
     plot.update_xaxes(title_text="nats")
     plot.update_yaxes(autorange="reversed", tickvals=places, ticktext=labels)
-    words = Words("ledger.html", ledger=ledger, answers=answers, fell=answers[0].change < 0)
+    half = half_of_a_fall(Pulls.down(summed_pushers(ledger)))
+    fell = answers[0].change < 0
+    words = Words("ledger.html", ledger=ledger, answers=answers, fell=fell, half=half)
     return replace(words.figure("fallen", plot), beside=_pullers(ledger))
 
 
