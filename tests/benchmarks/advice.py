@@ -79,7 +79,7 @@ def best_marks_that_lose() -> dict[str, int]:
             marked += best.recommended
             falls = [stored.difference(best.run, "", f"{split}/right").high for split in SPLITS]
             loses = stored.mean(best.run, "heldout/won").high < 0.5 or np.nanmin([0, *falls]) < 0
-            losing += best.recommended and loses
+            losing += best.recommended and bool(loses)
     return {"best_marks_that_lose": losing, "tables_with_a_best": marked}
 
 

@@ -78,8 +78,8 @@ def test_the_picture_of_trades_has_the_tables_differences_and_rings_who_lost() -
     figures = table_of(compared)
     drawn = trade_figure(figures, compared.others, "dpo")
     assert drawn is not None
-    ring, runs, baseline = drawn.plot.data
-    assert list(runs.text) == compared.others and (list(baseline.x), list(baseline.y)) == ([0], [0])
+    ring, runs = drawn.plot.data
+    assert list(runs.text) == compared.others
     for place, run in enumerate(compared.others):
         margin, chosen = (
             figures.difference(run, "dpo", name) for name in ("train/margin", "heldout/chosen")
@@ -170,7 +170,8 @@ def test_a_run_that_loses_by_its_answers_or_at_the_same_margin_is_not_the_best(n
 
 
 def test_no_run_of_the_stored_tables_is_marked_that_clearly_loses() -> None:
-    assert best_marks_that_lose() == {"best_marks_that_lose": 0, "tables_with_a_best": 3}
+    marks = best_marks_that_lose()
+    assert marks["best_marks_that_lose"] == 0 < marks["tables_with_a_best"]
 
 
 def test_the_best_run_is_better_on_most_measures_and_worse_on_none() -> None:

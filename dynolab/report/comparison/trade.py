@@ -15,7 +15,6 @@ from dynolab.report.style import (
     INK,
     MUTED,
     REJECTED,
-    ZERO,
     plotly_text,
     points,
     with_interval,
@@ -46,7 +45,6 @@ def trade_figure(figures: ArmTable, runs: Sequence[str], baseline: str) -> Figur
     shares = [won[run].mean if won[run].n else EVEN for run in shown]
     reach = max(0.1, *(abs(share - EVEN) for share in shares))
     plot = empty_plot(HEIGHT, legend=LEGEND_ABOVE, margin={"l": 64, "r": 24, "t": 56, "b": 56})
-    x, y = [gained[run] for run in shown], [raised[run] for run in shown]
     if ringed:
         plot.add_scatter(
             x=[gained[run].mean for run in ringed],
@@ -57,10 +55,10 @@ def trade_figure(figures: ArmTable, runs: Sequence[str], baseline: str) -> Figur
             hoverinfo="skip",
         )
     plot.add_scatter(
-        x=_means(x),
-        y=_means(y),
-        error_x=_bars(x),
-        error_y=_bars(y),
+        x=[gained[run].mean for run in shown],
+        y=[raised[run].mean for run in shown],
+        error_x=_bars([gained[run] for run in shown]),
+        error_y=_bars([raised[run] for run in shown]),
         mode="markers+text",
         text=[plotly_text(run, 20) for run in shown],
         textposition=[_SIDES[place % 2] for place in range(len(shown))],
@@ -82,20 +80,11 @@ def trade_figure(figures: ArmTable, runs: Sequence[str], baseline: str) -> Figur
         ],
         hovertemplate="<b>%{text}</b><br>%{customdata}<extra></extra>",
     )
-    plot.add_scatter(
-        x=[0],
-        y=[0],
-        mode="markers+text",
-        text=[plotly_text(baseline, 20)],
-        textposition="bottom left",
-        marker={"symbol": "cross", "size": 11, "color": INK},
-        showlegend=False,
-        hoverinfo="skip",
-    )
-    crossing = {"line": {"color": ZERO, "width": 1.5}, "layer": "below"}
-    plot.add_vline(x=0, **crossing)
-    plot.add_hline(y=0, **crossing)
-    plot.update_xaxes(title_text=f"Δ margin against {plotly_text(baseline, 20)}, nats")
+    name = plotly_text(baseline, 20)
+    plot.add_annotation(x=0, y=0, text=name, showarrow=False, xanchor="right", yanchor="top")
+    crossing = {"color": INK, "width": 1}
+    plot.add_vline(x=0, line=crossing, layer="below").add_hline(y=0, line=crossing, layer="below")
+    plot.update_xaxes(title_text=f"Δ margin against {name}, nats")
     plot.update_yaxes(title_text="Δ chosen y⁺, nats")
     higher = [run for run in shown if clear(raised[run]) and raised[run].mean > 0]
     words = Words(
@@ -110,11 +99,7 @@ def trade_figure(figures: ArmTable, runs: Sequence[str], baseline: str) -> Figur
     return words.figure("trade", plot)
 
 
-def _means(changes: Sequence[Interval]) -> list[float]:
-    return [round(change.mean, 6) for change in changes]
-
-
 def _bars(changes: Sequence[Interval]) -> dict[str, object]:
     """Error bars to the ends of the intervals, which lie as far on both sides; of one seed none."""
     widths = np.nan_to_num([change.high - change.mean for change in changes])
-    return {"array": widths.round(6).tolist(), "color": MUTED, "thickness": 1.2, "width": 3}
+    return {"array": widths.tolist(), "color": MUTED, "thickness": 1.2, "width": 3}
