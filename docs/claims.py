@@ -47,6 +47,7 @@ PLACES = {
     "strategies": (MADE, "two strategies"),
     "sums": (MADE, "sums"),
     "doses": (MADE, "equal margins"),
+    "objectives": (MADE, "thirteen losses"),
 }
 """Last part of a table's name → its column, and where in it; `builtin` has none but digits."""
 MADE_TASKS = ("speed/coherent-contradictory", "adaptation")

@@ -120,6 +120,9 @@ def test_a_removal_stands_beside_its_control_which_is_no_remedy(tmp_path: Path) 
     section = text.split('<section id="removals">')[1].split("</section>")[0]
     shown = (removal.against_baseline, removal.control_effect, removal.against_random)
     assert all(with_interval(effect) in section for effect in shown)
+    # It is the best of the three, but does no more than random pairs.
+    assert not removal.against_random.low > 0
+    assert "extended</b> <span" not in text
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["removals"] == removal.effects
     write_mitigation_page(compared, tmp_path)

@@ -15,7 +15,7 @@ from dynolab.claims.arms import WON, assess_remedies
 from dynolab.claims.verdict import Verdict
 from dynolab.comparisons.arm_table import ArmTable
 from dynolab.comparisons.matched import LEAST_MARGIN, table_of
-from dynolab.comparisons.removals import removals
+from dynolab.comparisons.removals import RANDOM, removals
 from dynolab.report.comparison.trade import trade_figure
 from dynolab.report.figure import Figure
 from dynolab.report.inputs.study import StageFacts
@@ -190,9 +190,13 @@ def _words(
     """The page's texts, which name these numbers, and the recommended run, if one is."""
     baseline = compared.baseline
     useless = unlearned(figures, compared.others)
-    controls = {removal.control for removal in removals(compared)}
+    controls = {run for run, facts in compared.arms.items() if facts.filtered_by == RANDOM}
     learned = [run for run in compared.others if run not in useless and run not in controls]
-    ranked = standings(figures, learned, baseline)
+    # Fewer pairs train otherwise whichever are left out: these did not do more than random ones.
+    as_random = {
+        removal.run for removal in removals(compared) if not removal.against_random.low > 0
+    }
+    ranked = standings(figures, [run for run in learned if run not in as_random], baseline)
     best = ranked[0].run if ranked and ranked[0].recommended else None
     losers = [standing for standing in ranked if standing.better and standing.lost]
     reached = any(figures.mean(run, "matched/margin").n for run in learned)
