@@ -276,13 +276,15 @@ def _show_trial_plan(parameters: SweepParameters, choices: Wanted) -> None:
 
 
 def _show_trials(parameters: SweepParameters, trials: dict[str, Any], page: Path) -> None:
-    names = [name.rpartition(".")[2] for name in parameters.space]
-    table = Table("trial", "ended", *names, *parameters.objectives, box=None, pad_edge=False)
+    tried = parameters.tried
+    table = Table(
+        "trial", "ended", *tried.values(), *parameters.objectives, box=None, pad_edge=False
+    )
     for row in trials["trials"]:
         table.add_row(
             f"{row['number']}{' best' if row['number'] in trials['best'] else ''}",
             row["state"],
-            *(short(row["settings"].get(name, "")) for name in parameters.space),
+            *(short(row["settings"].get(name, "")) for name in tried),
             *(short(row["values"].get(name, "")) for name in parameters.objectives),
         )
     console.print(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
@@ -25,3 +26,17 @@ class TrialRow(Row):
     values: dict[str, float] = Field(default_factory=dict)
     paths: dict[str, list[tuple[int, float]]] = Field(default_factory=dict)
     mlflow_run_id: str | None = None
+
+
+def shortest_names(settings: Sequence[str]) -> dict[str, str]:
+    """Dotted names of settings → their last parts, as many as tell them apart: `steps`, or
+    `sft.steps` and `preference.steps`."""
+    parts = {name: name.split(".") for name in settings}
+    names = {}
+    for name, own in parts.items():
+        others = [other for other_name, other in parts.items() if other_name != name]
+        kept = 1
+        while kept < len(own) and any(other[-kept:] == own[-kept:] for other in others):
+            kept += 1
+        names[name] = ".".join(own[-kept:])
+    return names

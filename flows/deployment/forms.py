@@ -15,7 +15,7 @@ from flows.parameters.defaults import choices
 from flows.parameters.parse import STUDIES, as_change, parse_parameters, read_study
 from flows.parameters.validation import Parameters
 
-OTHER_TRIED = "other_values"
+OTHER_TRIED, SHARED = "other_values", "shared_settings"
 
 
 class FilledForm(BaseModel):
@@ -58,6 +58,14 @@ class FilledForm(BaseModel):
         work.
         """
         changes = [*fixed, *self._changes(), *self.other_settings]
+        parameters = self._parsed(kind, changes)
+        if shared := getattr(self, SHARED, ()):
+            # Beside those of the file, which a change of `settings` would replace.
+            before: tuple[str, ...] = getattr(parameters, "settings", ())
+            return parameters.model_copy(update={"settings": (*before, *shared)})
+        return parameters
+
+    def _parsed(self, kind: type[Parameters], changes: Sequence[str]) -> Parameters:
         if self.study_text:
             return parse_parameters(kind, self.study_text, "study_text", changes)
         file = (STUDIES / self.study_file).resolve()
@@ -101,11 +109,13 @@ def derive_form(title: str, form: Form, parameters: type[BaseModel], file: str) 
         "objective": "The loss; its other settings start from their defaults.",
         OTHER_TRIED: "Values of any other setting of the study, one or several, such as "
         "sft.steps=20, 40. With the fields above they replace the file's `space`.",
+        SHARED: "Settings of the study that all trials have, beside those of the file, such as "
+        "preference.steps=60.",
         "other_settings": "Any other setting of the sweep itself, such as seed=1; those of "
-        "the study are Other Values.",
+        "the study are Other Values and Shared Settings.",
     } | {
-        name: f"Values of {setting} to try, separated by commas. To draw from a range, write it "
-        "like this: low: 1, high: 10."
+        name: f"Values of {setting} to try, separated by commas. To draw from a range, ten "
+        "trials unless Trials says otherwise, write it like this: low: 1, high: 10."
         for name, setting in form.tried.items()
     }
     fields: dict[str, Any] = {
@@ -115,7 +125,7 @@ def derive_form(title: str, form: Form, parameters: type[BaseModel], file: str) 
     if form.tried:
         fields |= {
             name: (tuple[str, ...], Field((), description=about[name]))
-            for name in (OTHER_TRIED, "other_settings")
+            for name in (OTHER_TRIED, SHARED, "other_settings")
         }
     for name, setting in settings.items():
         owner = FlowParameters if name in FlowParameters.model_fields else parameters

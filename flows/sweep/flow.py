@@ -18,6 +18,7 @@ FLOW = Flow(
                 "trials": "trials",
                 "metric": "metric",
                 "direction": "direction",
+                "prune": "prune.rule",
                 "stage": "stage",
                 "flow": "flow",
                 "study": "study",

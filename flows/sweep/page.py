@@ -63,6 +63,7 @@ def show_trials(study: SweepStudy, platform: Platform) -> str:
         page,
         name=parameters.name,
         objectives=parameters.objectives,
+        settings=parameters.tried,
         rows=rows,
         best=[row.number for row in best],
         importances=study.importances(),
@@ -71,7 +72,9 @@ def show_trials(study: SweepStudy, platform: Platform) -> str:
     text = f"{sum(row.state != 'running' for row in rows)} of {parameters.total} trials have ended."
     # Each is put in front of the text, which ends with the count.
     for row in best:
-        point = ", ".join(f"{name} = {short(value)}" for name, value in row.settings.items())
+        point = ", ".join(
+            f"{shown} = {short(row.settings[name])}" for name, shown in parameters.tried.items()
+        )
         reached = ", ".join(f"{name} {short(row.values[name])}" for name in parameters.objectives)
         text = f"Best: {reached}, with {point}. {text}"
     log.info(text)
@@ -103,7 +106,7 @@ def _show_in_prefect(
         {
             "trial": f"{row.number}{' (best)' if row in best else ''}",
             "ended": row.state,
-            **row.settings,
+            **{shown: row.settings[name] for name, shown in study.parameters.tried.items()},
             **{name: float(f"{value:.5g}") for name, value in row.values.items()},
         }
         for row in rows

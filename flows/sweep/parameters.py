@@ -11,10 +11,13 @@ from pydantic import Field, field_validator, model_validator
 
 from dynolab.data.source_checks import FilePath
 from dynolab.errors import ConfigError
-from dynolab.results.sweep import Scalar
+from dynolab.results.sweep import Scalar, shortest_names
 from flows.flow import FlowParameters, Name
 from flows.parameters.parse import study_file
 from tasks.runtime.work import StageConfig
+
+DRAWS = 10
+"""Trials of a sampler that draws, unless their number is set."""
 
 _EXPONENT = re.compile(r"[-+]?\d+[eE][-+]?\d+")
 
@@ -97,9 +100,12 @@ class SweepParameters(FlowParameters):
     )
     sampler: Literal["grid", "random", "tpe"] = Field(
         "grid",
-        description="Every combination, draws, or Optuna's tree-structured Parzen estimator.",
+        description="Every combination, draws, or Optuna's tree-structured Parzen estimator. "
+        "Default: grid, or random where `space` has a range.",
     )
-    trials: int | None = Field(None, ge=1, description="Number of trials; default: the whole grid.")
+    trials: int | None = Field(
+        None, ge=1, description="Number of trials; default: the whole grid, or 10 draws."
+    )
     seed: int = Field(0, ge=0, description="Seed of the sampler.")
     stage: str = Field("preference", description="Step of the flow that has the metric.")
     metric: str = Field(
@@ -118,12 +124,25 @@ class SweepParameters(FlowParameters):
         None, description="Ends unpromising trials early; null: none."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _drawn_from_ranges(cls, content: Any) -> Any:
+        """A range cannot be listed: unless it is said otherwise, it is drawn from at random."""
+        if not isinstance(content, dict):
+            return content
+        space = content.get("space")
+        dimensions = space.values() if isinstance(space, dict) else ()
+        is_range = any(
+            isinstance(kind, dict) and kind.get("low") is not None for kind in dimensions
+        )
+        sampler = content.get("sampler", "random" if is_range else "grid")
+        drawn = {"sampler": sampler, "trials": content.get("trials") or DRAWS}
+        return content if sampler == "grid" else {**content, **drawn}
+
     @model_validator(mode="after")
     def _can_be_sampled(self) -> SweepParameters:
         if self.also and self.prune is not None:
             raise ConfigError("prune", self.prune.rule, "needs a single metric; leave out `also`")
-        if self.sampler != "grid" and self.trials is None:
-            raise ConfigError("trials", None, f"set the number of trials that {self.sampler} draws")
         if self.sampler == "grid":
             for setting, dimension in self.space.items():
                 if dimension.values is None:
@@ -138,6 +157,17 @@ class SweepParameters(FlowParameters):
     def objectives(self) -> dict[str, Direction]:
         """The metrics that decide, the first one first, and their directions."""
         return {self.metric: self.direction, **self.also}
+
+    @property
+    def tried(self) -> dict[str, str]:
+        """The settings of `space` that differ between trials → their shortest names that tell them
+        apart, all of one dotted part where these do; all settings if none differs."""
+        varied = [
+            name
+            for name, dimension in self.space.items()
+            if dimension.values is None or len(dimension.values) > 1
+        ]
+        return shortest_names(varied or list(self.space))
 
     @property
     def total(self) -> int:

@@ -139,7 +139,7 @@ def _run_trial(study: SweepStudy, trial: optuna.Trial, platform: Platform) -> No
         study.end(trial, "failed")
         return
     settings_text = ", ".join(
-        f"{name.rpartition('.')[2]} = {short(value)}" for name, value in point.items()
+        f"{shown} = {short(point[name])}" for name, shown in sweep.tried.items()
     )
     # The stages' runs get this trial's run, which is opened next, as their parent.
     trial_platform = replace(

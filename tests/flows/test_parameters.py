@@ -187,13 +187,22 @@ def test_a_sweeps_form_has_fields_for_the_values_to_try() -> None:
     form = sweep.form_model(
         beta="0.1, 2", learning_rate="low: 1e-5, high: 1e-3", other_values=["sft.steps=20, 1e2"]
     )
-    changed = form.model_copy(update={"sampler": "random", "trials": 3})
-    space = sweep.parameters(changed).model_dump(exclude_defaults=True)["space"]
-    assert space == {
+    drawn = sweep.parameters(form)
+    assert (drawn.sampler, drawn.trials) == ("random", 10)
+    assert drawn.model_dump(exclude_defaults=True)["space"] == {
         "preference.objective.beta": {"values": (0.1, 2)},
         "preference.optimizer.learning_rate": {"low": 1e-5, "high": 1e-3},
         "sft.steps": {"values": (20, 100.0)},
     }
+
+
+def test_settings_that_all_trials_of_a_form_share_stand_beside_the_files() -> None:
+    sweep = KNOWN["sweep"]
+    form = sweep.form_model(beta="0.1, 2", shared_settings=["preference.steps=7"], prune="asha")
+    shared = sweep.parameters(form)
+    file = sweep.parameters(sweep.form_model(beta="0.1, 2"))
+    assert shared.settings == (*file.settings, "preference.steps=7")
+    assert file.settings and shared.prune.rule == "asha"
 
 
 def test_a_run_that_cannot_work_ends_with_one_message() -> None:

@@ -244,13 +244,15 @@ def test_a_trial_of_a_study_file_that_has_changed_is_refused(
     ("changes", "message"),
     [
         ({"space": {}}, "space = "),
-        ({"space": {BETA: {"low": 0.1, "high": 1}}}, rf"space.{BETA} = .*a grid needs values"),
+        (
+            {"sampler": "grid", "space": {BETA: {"low": 0.1, "high": 1}}},
+            rf"space.{BETA} = .*a grid needs values",
+        ),
         ({"space": {BETA: {}}}, "give either values, or low and high"),
         ({"space": {BETA: {"values": [1], "low": 0}}}, "give either values, or low and high"),
         ({"space": {BETA: {"low": 0, "high": 1, "log": True}}}, "above 0"),
         ({"space": {BETA: {"low": 2, "high": 1}}}, "low must be below high"),
         ({"space": {"a": {"low": 0.5, "high": 2, "integer": True}}}, "whole numbers"),
-        ({"sampler": "tpe"}, "trials = None: set the number of trials that tpe draws"),
         ({"trials": 0}, "trials = 0"),
         ({"also": {"margin": "maximize"}, "prune": {}}, "prune = .*single metric"),
     ],
@@ -281,6 +283,26 @@ def test_settings_that_cannot_work_are_refused_before_any_trial(
         check_sweep(a_sweep(**changes))
 
 
+def test_a_range_is_drawn_from_ten_times_unless_it_is_said_otherwise() -> None:
+    drawn = a_sweep(space={BETA: {"low": 0.1, "high": 1}, "a": [1, 2]})
+    assert (drawn.sampler, drawn.total) == ("random", 10)
+    assert a_sweep(space={BETA: {"low": 0.1, "high": 1}}, trials=3).total == 3
+    assert a_sweep(sampler="tpe", space={"a": [1, 2]}).total == 10
+    listed = a_sweep(space={"a": [1, 2]})
+    assert (listed.sampler, listed.trials, listed.total) == ("grid", None, 2)
+    assert SweepParameters.model_validate(drawn.model_dump()) == drawn
+
+
+def test_trials_are_named_by_what_differs_in_as_few_words_as_tell_it_apart() -> None:
+    space = {"sft.steps": [1, 2], "base.training.steps": [3, 4], BETA: [0.1, 1], "seed": [0]}
+    assert a_sweep(space=space).tried == {
+        "sft.steps": "sft.steps",
+        "base.training.steps": "training.steps",
+        BETA: "beta",
+    }
+    assert a_sweep(space={"seed": [0]}).tried == {"seed": "seed"}
+
+
 def test_the_page_tells_the_best_trials_and_escapes_names(tmp_path: Path) -> None:
     rows = [
         TrialRow(
@@ -294,10 +316,12 @@ def test_the_page_tells_the_best_trials_and_escapes_names(tmp_path: Path) -> Non
     ]
     file = tmp_path / "s.html"
     one = {"m": "minimize"}
+    shown = {BETA: "beta", "name": "name"}
     write_sweep_page(
         file,
         name="<i>s</i>",
         objectives=one,
+        settings=shown,
         rows=rows,
         best=[1],
         compare="http://x/#/compare-runs",
@@ -308,12 +332,20 @@ def test_the_page_tells_the_best_trials_and_escapes_names(tmp_path: Path) -> Non
     assert "<i>s</i>" not in page and "<b>x</b>" not in page
     shares = {"m": {BETA: 0.75, "name": 0.0}, "n": {BETA: 1.0, "name": 0.0}}
     two = one | {"n": "minimize"}
-    write_sweep_page(file, name="two", objectives=two, rows=rows, best=[0, 1], importances=shares)
+    write_sweep_page(
+        file,
+        name="two",
+        objectives=two,
+        settings=shown,
+        rows=rows,
+        best=[0, 1],
+        importances=shares,
+    )
     page = file.read_text()
     assert "Trial 0 has the best n" in page and "beta explains 75% of the variance of m" in page
     drawn = ("values", "front", "parallel", "importance", "paths")
     assert all(f'id="plot-{name}"' in page for name in drawn)
-    write_sweep_page(file, name="none", objectives=one, rows=[])
+    write_sweep_page(file, name="none", objectives=one, settings=shown, rows=[])
     assert "0 trials" in file.read_text()
 
 

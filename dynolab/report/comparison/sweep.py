@@ -229,6 +229,7 @@ def write_sweep_page(
     *,
     name: str,
     objectives: Mapping[str, str],
+    settings: Mapping[str, str],
     rows: Sequence[TrialRow],
     best: Collection[int] = (),
     importances: Mapping[str, Mapping[str, float]] | None = None,
@@ -236,7 +237,8 @@ def write_sweep_page(
 ) -> None:
     """Writes a self-contained page: best trials, table, figures.
 
-    **Arguments:** `objectives`: metric → maximize or minimize, the first one first; `best`: numbers
+    **Arguments:** `objectives`: metric → maximize or minimize, the first one first; `settings`:
+    dotted names of those that differ between trials → the names that are shown; `best`: numbers
     of the best trials; `importances`: metric → setting → share; `compare`: address of MLflow's
     comparison.
     """
@@ -248,12 +250,6 @@ def write_sweep_page(
             sign[objectives[first]] * row.values.get(first, math.inf),
         ),
     )
-    names = list(dict.fromkeys(name for row in rows for name in row.settings))
-    tails = [name.rpartition(".")[2] for name in names]
-    settings = {
-        name: tail if tails.count(tail) == 1 else name
-        for name, tail in zip(names, tails, strict=True)
-    }
     metrics = list(dict.fromkeys([*objectives, *(name for row in rows for name in row.values)]))
     lines = [
         (
@@ -293,7 +289,7 @@ def write_sweep_page(
 
 def _point(row: TrialRow, settings: Mapping[str, str]) -> list[str]:
     """A trial's settings by their shown names."""
-    return [f"{settings[name]} = {_text(value)}" for name, value in row.settings.items()]
+    return [f"{shown} = {_text(row.settings[name])}" for name, shown in settings.items()]
 
 
 def _text(value: Scalar) -> str:
