@@ -83,9 +83,9 @@ def gather(mine: Item) -> list[Item]:
 def add_up(mine: Tensor) -> Tensor:
     """The sum of a tensor over the ranks, on every rank; `mine` itself becomes it."""
     if dist.is_initialized():
-        whole = mine.contiguous()  # gloo adds up the memory that a strided view begins at
-        dist.all_reduce(whole)
-        mine.copy_(whole)
+        contiguous = mine.contiguous()  # gloo adds up the memory that a strided view begins at
+        dist.all_reduce(contiguous)
+        mine.copy_(contiguous)
     return mine
 
 
@@ -147,15 +147,15 @@ def share_of(sizes: Sequence[int]) -> slice:
 
 def rank_zero_first(make: Callable[[], Item], then: Callable[[], Item] | None = None) -> Item:
     """Rank 0 calls `make`, then the others `then` (default: `make`); rank 0's error stops all."""
-    made: Item | DynolabError | None = None
+    item: Item | DynolabError | None = None
     if rank() == 0:
         try:
-            made = make()
+            item = make()
         except DynolabError as error:
-            made = error
-    stopped = gather(made if isinstance(made, DynolabError) else None)[0]
+            item = error
+    stopped = gather(item if isinstance(item, DynolabError) else None)[0]
     if stopped is not None:
         raise stopped
-    mine = cast(Item, made) if rank() == 0 else (then or make)()
+    mine = cast(Item, item) if rank() == 0 else (then or make)()
     barrier()
     return mine

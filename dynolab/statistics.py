@@ -93,8 +93,8 @@ def share_interval(hits: float, n: int) -> Interval:
     if n == 0:
         return Interval(np.nan, np.nan, np.nan, 0)
     below, above = (
-        scipy.stats.binomtest(int(whole), n).proportion_ci(method="wilson")
-        for whole in (np.floor(hits), np.ceil(hits))
+        scipy.stats.binomtest(int(count), n).proportion_ci(method="wilson")
+        for count in (np.floor(hits), np.ceil(hits))
     )
     return Interval(hits / n, float(below.low), float(above.high), n)
 
@@ -114,8 +114,8 @@ def stratified_total(values: Float[ndarray, " strata"], sizes: Int[ndarray, " st
         return Interval(total, total, total, len(values))
     if count == 1:
         return Interval(total, np.nan, np.nan, len(values))
-    own, size = values[drawn], sizes[drawn].astype(float)
-    variance = (np.diff(own) ** 2).sum() / (2 * (count - 1))
+    drawn_values, size = values[drawn], sizes[drawn].astype(float)
+    variance = (np.diff(drawn_values) ** 2).sum() / (2 * (count - 1))
     half = student_975(count - 1) * float((size * (size - 1)).sum() * variance) ** 0.5
     return Interval(total, total - half, total + half, len(values))
 
@@ -134,16 +134,16 @@ def ratio_interval(
         return Interval(np.nan, np.nan, np.nan, 0)
     sums = np.bincount(index, parts)
     totals = np.bincount(index, wholes)
-    whole = float(sums.sum() / totals.sum())
+    ratio = float(sums.sum() / totals.sum())
     if n == 1:
-        return Interval(whole, np.nan, np.nan, 1)
+        return Interval(ratio, np.nan, np.nan, 1)
     rest = totals.sum() - totals
     if (rest == 0).any():
-        return Interval(whole, np.nan, np.nan, n)
+        return Interval(ratio, np.nan, np.nan, n)
     without = (sums.sum() - sums) / rest
     spread = ((n - 1) / n * ((without - without.mean()) ** 2).sum()) ** 0.5
     half = student_975(n - 1) * float(spread)
-    return Interval(whole, whole - half, whole + half, n)
+    return Interval(ratio, ratio - half, ratio + half, n)
 
 
 def unexplained_share(

@@ -49,10 +49,10 @@ class Result:
             cache=place / "cache",
             endpoint=os.environ.get("DYNOLAB_STORE_ENDPOINT") or None,
         )
-        found, committed = find_result(store, "reference", reference)
+        result, committed = find_result(store, "reference", reference)
         manifest = committed.manifest
-        folder = store.folder(found.address(committed), manifest.digest)
-        return cls(found.stage, found.key, folder, manifest.config, manifest.metrics, place)
+        folder = store.folder(result.address(committed), manifest.digest)
+        return cls(result.stage, result.key, folder, manifest.config, manifest.metrics, place)
 
     def model(self) -> PreTrainedModel:
         """The result's model, of a base or a training."""

@@ -33,10 +33,10 @@ def shortest_names(settings: Sequence[str]) -> dict[str, str]:
     `sft.steps` and `preference.steps`."""
     parts = {name: name.split(".") for name in settings}
     names = {}
-    for name, own in parts.items():
+    for name, path in parts.items():
         others = [other for other_name, other in parts.items() if other_name != name]
-        kept = 1
-        while kept < len(own) and any(other[-kept:] == own[-kept:] for other in others):
-            kept += 1
-        names[name] = ".".join(own[-kept:])
+        count = 1
+        while count < len(path) and any(other[-count:] == path[-count:] for other in others):
+            count += 1
+        names[name] = ".".join(path[-count:])
     return names

@@ -92,8 +92,8 @@ class SqueezedPosition:
             if len(roles) < SHOWN:
                 roles.setdefault(token, "other")
         start = answer.prompt_length
-        said = texts(answer.ids[start : start + place])
-        return cls(row.pair_id, said, batch, place, roles, texts)
+        beginning = texts(answer.ids[start : start + place])
+        return cls(row.pair_id, beginning, batch, place, roles, texts)
 
     def rows(self, policy: Logits, step: int) -> list[TokenProbability]:
         """The tokens' probabilities in a state of the training."""

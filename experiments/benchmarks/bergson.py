@@ -109,11 +109,15 @@ def compared(lab: InProcess, home: Path, bergson: Path) -> dict[str, float]:
 
     groups = [g for g in planned.steps[-1].config.groups if g.answer is None]
     effects = list(read_rows(lab.folder(results["counterfactual"]) / "effects.jsonl", Effect))
-    known = {(effect.estimate, effect.functional, effect.group): effect for effect in effects}
+    by_group = {(effect.estimate, effect.functional, effect.group): effect for effect in effects}
 
     def table(estimate: str, part: str) -> Float[np.ndarray, "answers groups"]:
-        each = [[known[estimate, row.name, g.name] for g in groups] for row in accounts]
-        return np.array([[getattr(effect, part) for effect in own] for own in each])
+        rows_of_effects = [
+            [by_group[estimate, row.name, g.name] for g in groups] for row in accounts
+        ]
+        return np.array(
+            [[getattr(effect, part) for effect in step_results] for step_results in rows_of_effects]
+        )
 
     estimates = dict.fromkeys(e.estimate for e in effects if e.group == groups[0].name)
     predicted: dict[str, np.ndarray] = {name: table(name, "predicted") for name in estimates}
@@ -124,11 +128,13 @@ def compared(lab: InProcess, home: Path, bergson: Path) -> dict[str, float]:
     agreement = rank_correlation(
         np.array([on_all[pair.id] for pair in pairs]), of_pairs.pop("audit")[:, 0]
     )
-    for method, own in of_pairs.items():
-        predicted[f"bergson {method}"] = -np.array([own[some].sum(0) for some in members]).T
+    for method, step_results in of_pairs.items():
+        predicted[f"bergson {method}"] = -np.array(
+            [step_results[some].sum(0) for some in members]
+        ).T
     figures: dict[str, float] = {}
-    for name, each in predicted.items():
-        score, low, high = lds(each, table("ledger", "measured"))
+    for name, forecasts in predicted.items():
+        score, low, high = lds(forecasts, table("ledger", "measured"))
         figures |= {f"{name}/lds": score, f"{name}/lds_low": low, f"{name}/lds_high": high}
         figures |= {f"{name}/groups": len(groups)}
         if name in costs:
@@ -142,12 +148,14 @@ def compared(lab: InProcess, home: Path, bergson: Path) -> dict[str, float]:
         "ledger_over_bergson": costs["ledger"] / costs["bergson ekfac"],
         "audit_over_bergson": costs["audit"] / costs["bergson audit"],
     }
-    own = {name: results[name] for name in [*planned.existing, *(s.name for s in planned.steps)]}
+    step_results = {
+        name: results[name] for name in [*planned.existing, *(s.name for s in planned.steps)]
+    }
     parameters = planned.parameters.model_dump()
-    kept = result_table(lab.platform.store, "counterfactual", parameters, own)
-    write_table(kept, home / "counterfactual-builtin.json")
+    table_of_run = result_table(lab.platform.store, "counterfactual", parameters, step_results)
+    write_table(table_of_run, home / "counterfactual-builtin.json")
     beside = {"name": "bergson-builtin", "verdicts": {}, "estimates": {}, "numbers": figures}
-    write_table({**kept, **beside}, home / "bergson-builtin.json")
+    write_table({**table_of_run, **beside}, home / "bergson-builtin.json")
     return figures
 
 
@@ -155,13 +163,13 @@ def main() -> None:
     """Print the figures, and keep results and tables in `--home`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--home", type=Path)
-    kept = parser.parse_args().home
+    folder_kept = parser.parse_args().home
     bergson = Path(os.environ.get("DYNOLAB_BERGSON", ""))
     if not (bergson / "bin" / "python").exists():
         sys.exit("set DYNOLAB_BERGSON to the folder of an environment with Bergson; see above")
     os.environ |= {**COMPUTING, **os.environ}
     with tempfile.TemporaryDirectory() as folder:
-        home = kept or Path(folder)
+        home = folder_kept or Path(folder)
         home.mkdir(exist_ok=True)
         report(compared(InProcess(home), home, bergson))
 

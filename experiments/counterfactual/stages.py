@@ -54,8 +54,8 @@ def differentiate(work: Work[MetagradientConfig]) -> dict[str, float]:
     metrics = trained / "metrics.jsonl"
     encoder = load_encoder(trained / "model")
     rows = list(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow))
-    known = read_rows(work.input_folder("ledger") / "functionals.jsonl", FunctionalRow)
-    functionals = [functional_of(row, rows, encoder) for row in known]
+    rows_of_ledger = read_rows(work.input_folder("ledger") / "functionals.jsonl", FunctionalRow)
+    functionals = [functional_of(row, rows, encoder) for row in rows_of_ledger]
     policy = load_policy(trained / "model", adapter_folder(work, "trained"))
     replay = Replay(
         work=work,
@@ -74,14 +74,14 @@ def differentiate(work: Work[MetagradientConfig]) -> dict[str, float]:
         ):
             reached = backwards.enter(record)
             for example, nats in zip(reached.examples, reached.nats.tolist(), strict=True):
-                before = totals.get(example, [0.0] * len(functionals))
-                totals[example] = [a + b for a, b in zip(before, nats, strict=True)]
+                so_far = totals.get(example, [0.0] * len(functionals))
+                totals[example] = [a + b for a, b in zip(so_far, nats, strict=True)]
             progress.update(steps - reached.step, f"step {reached.step}")
     work.write_tables(
         derivatives=[
             ExampleDerivative(example=example, functional=functional.name, nats=nats)
-            for example, own in totals.items()
-            for functional, nats in zip(functionals, own, strict=True)
+            for example, nats_of_example in totals.items()
+            for functional, nats in zip(functionals, nats_of_example, strict=True)
         ]
     )
     return work.log_metrics({"metagradient/examples": float(len(totals))})
@@ -131,15 +131,15 @@ def compare_retrainings(work: Work[CounterfactualConfig]) -> dict[str, float]:
     ledger = read_ledger(work.input_folder("ledger"), work.input_folder("data"))
     estimates = estimates_of(work, ledger)
     with work.shown(len(config.groups)) as progress:
-        whole = ends(work, WHOLE, ledger)
+        with_all = ends(work, WHOLE, ledger)
         effects: list[Effect] = []
         for number, group in enumerate(config.groups, start=1):
             without = ends(work, group.name, ledger)
-            measured = {name: without[name] - value for name, value in whole.items()}
+            measured = {name: without[name] - value for name, value in with_all.items()}
             forecasts = {
                 estimate: {
                     name: -sum(totals[name, example] for example in group.examples)
-                    for name in whole
+                    for name in with_all
                 }
                 for estimate, totals in estimates.items()
             }
@@ -215,22 +215,22 @@ def changes_in_another_order(
     """What the removal of a group did to every functional of the training in another order."""
     seed = work.config.another_order
     assert seed is not None
-    whole = ends(work, reseeded(WHOLE, seed), ledger)
+    with_all = ends(work, reseeded(WHOLE, seed), ledger)
     without = ends(work, reseeded(group, seed), ledger)
-    return {name: without[name] - value for name, value in whole.items()}
+    return {name: without[name] - value for name, value in with_all.items()}
 
 
 def ends(work: Work[CounterfactualConfig], name: str, ledger: LedgerReader) -> dict[str, float]:
     """Every functional at the end of a training, from its last probe."""
     scores = list(read_rows(work.input_folder(name) / "probes.jsonl", ProbeScore))
     last = max(score.step for score in scores)
-    known = {(str(s.split), s.kind, s.pair_id): s for s in scores if s.step == last}
-    return {account.row.name: _value(account.row, known) for account in ledger.accounts}
+    last_scores = {(str(s.split), s.kind, s.pair_id): s for s in scores if s.step == last}
+    return {account.row.name: _value(account.row, last_scores) for account in ledger.accounts}
 
 
-def _value(row: FunctionalRow, known: Mapping[tuple[str, str, str], ProbeScore]) -> float:
+def _value(row: FunctionalRow, last_scores: Mapping[tuple[str, str, str], ProbeScore]) -> float:
     kind = "chosen" if row.kind == ARGMAX else row.kind
-    scores = [known[row.split, kind, pair] for pair in row.pairs]
+    scores = [last_scores[row.split, kind, pair] for pair in row.pairs]
     values = [s.argmax_logp if row.kind == ARGMAX else s.logp for s in scores]
     return float(np.mean([value for value in values if value is not None]))
 
@@ -239,7 +239,7 @@ def repeats_of(
     work: Work[CounterfactualConfig], ledger: LedgerReader, effects: Sequence[Effect]
 ) -> list[Repeat]:
     """What dropping each blamed group did to its answer, under every seed."""
-    own, *others = work.config.seeds
+    first, *others = work.config.seeds
     measured = {(effect.group, effect.functional): effect.measured for effect in effects}
     blamed = {
         group.name: group.answer
@@ -247,13 +247,13 @@ def repeats_of(
         if group.blamed and group.answer is not None
     }
     repeats = [
-        Repeat(group=group, functional=answer, seed=own, measured=measured[group, answer])
+        Repeat(group=group, functional=answer, seed=first, measured=measured[group, answer])
         for group, answer in blamed.items()
     ]
     for seed in others:
-        whole = ends(work, reseeded(WHOLE, seed), ledger)
+        with_all = ends(work, reseeded(WHOLE, seed), ledger)
         for group, answer in blamed.items():
-            change = ends(work, reseeded(group, seed), ledger)[answer] - whole[answer]
+            change = ends(work, reseeded(group, seed), ledger)[answer] - with_all[answer]
             repeats.append(Repeat(group=group, functional=answer, seed=seed, measured=change))
     return repeats
 

@@ -55,8 +55,8 @@ def _hardest_first(study: Study, harm: Mapping[str, float]) -> list[str]:
 def _mean_pushes(training: Training, state: State) -> tuple[dict[str, float], str]:
     """Every pair's mean push on the answers of a kind, and on which answers it is."""
     label = style_of(state.kind).label
-    if (known := training.known_lines(state.kind, state.asked)) is not None:
-        return _means(known[0]), f"all {label} answers at the recorded steps"
+    if (ledger_lines := training.known_lines(state.kind, state.asked)) is not None:
+        return _means(ledger_lines[0]), f"all {label} answers at the recorded steps"
     if (means := lines_to_means(training.ledger)) is not None:
         rows, lines = means
         for place, row in enumerate(rows):
@@ -96,10 +96,10 @@ def _at_recorded_steps(
 ) -> list[Any]:
     """Whom it harms and helps at recorded steps, or would in place of another pair."""
     training = study.training(state.training)
-    known = training.known_lines(state.kind, state.asked)
-    if known is None:
+    ledger_lines = training.known_lines(state.kind, state.asked)
+    if ledger_lines is None:
         return []
-    lines = known[0]
+    lines = ledger_lines[0]
     batch_steps = sorted(set(lines.step[lines.pair == pair.id].tolist()))
     if batch_steps and (state.step is None or not steps):
         plural = "s" if len(batch_steps) > 1 else ""

@@ -272,7 +272,8 @@ def _yaml(value: Mapping[str, Any]) -> str:
     return "\n".join(
         f"{name}:\n"
         + "\n".join(
-            f"  {key}: {json.dumps(own, ensure_ascii=False)}" for key, own in section.items()
+            f"  {key}: {json.dumps(setting, ensure_ascii=False)}"
+            for key, setting in section.items()
         )
         for name, section in value.items()
     )

@@ -127,12 +127,12 @@ def study_paths(
         classes = config.toy.classes if of_toy else data.classes
         shape = tuple(tasks[0].inputs.shape[1:])
         many = ManyModels([make(shape, classes, seed) for seed in seeds])
-        logps, own = follow(many, tasks, classes, training, seeds)
+        logps, of_label = follow(many, tasks, classes, training, seeds)
         for n, (task, seed) in enumerate(zip(tasks, seeds, strict=True)):
             path, run = logps[:, n].exp(), {"data": name, "seed": seed}
             score = zigzag(path, task.labels)
             tables["scores"].append(run | _scores(task, path, score))
-            tables["epochs"] += [run | row for row in _epochs(task, logps[:, n], own[:, n])]
+            tables["epochs"] += [run | row for row in _epochs(task, logps[:, n], of_label[:, n])]
             if n == 0:
                 shown = _typical_paths(task, path, score, config.shown)
                 tables["paths"] += [{"data": name} | row for row in shown]
@@ -188,15 +188,15 @@ def follow(
         return logits.log_softmax(-1).cpu()
 
     logps = [predicted()]
-    own = torch.zeros(training.epochs, *labels.shape)
+    of_label = torch.zeros(training.epochs, *labels.shape)
     for step in train_many(many, table, targets, orders + shift, training):
         rows = orders[:, step.number - 1]
         given = labels.gather(1, rows).to(many.device)
         changes = own_changes(many, step.before, table[step.rows], given, rate).cpu()
-        own[(step.number - 1) // per_epoch].scatter_add_(1, rows, changes)
+        of_label[(step.number - 1) // per_epoch].scatter_add_(1, rows, changes)
         if step.number % per_epoch == 0:
             logps.append(predicted())
-    return torch.stack(logps), own
+    return torch.stack(logps), of_label
 
 
 def groups_of(task: Task) -> dict[str, Int[Tensor, " some"]]:
@@ -231,17 +231,17 @@ def _scores(
 def _epochs(
     task: Task,
     logps: Float[Tensor, "times examples classes"],
-    own: Float[Tensor, "epochs examples"],
+    of_label: Float[Tensor, "epochs examples"],
 ) -> Iterator[dict[str, Any]]:
     rows = torch.arange(len(task.labels))
     label, truth = logps[:, rows, task.labels], logps[:, rows, task.right].exp()
-    nothing = torch.zeros_like(own[:1])
-    own = torch.cat([nothing, own])
-    others = torch.cat([nothing, label.diff(dim=0)]) - own
-    columns = {"own": own, "others": others, "label": label.exp(), "truth": truth}
+    nothing = torch.zeros_like(of_label[:1])
+    of_label = torch.cat([nothing, of_label])
+    others = torch.cat([nothing, label.diff(dim=0)]) - of_label
+    columns = {"own": of_label, "others": others, "label": label.exp(), "truth": truth}
     for group, index in groups_of(task).items():
         if len(index):
-            for epoch in range(len(own)):
+            for epoch in range(len(of_label)):
                 means = {name: float(all_[epoch, index].mean()) for name, all_ in columns.items()}
                 yield {"group": group, "epoch": epoch, **means}
 
@@ -350,13 +350,16 @@ def own_changes(
     first order an example always pulls its own label up.
     """
 
-    def logp(own: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        logits = functional_call(many.module, own, (x[None],))[0]
+    def logp(weights_of_task: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        logits = functional_call(many.module, weights_of_task, (x[None],))[0]
         return logits.log_softmax(-1).gather(0, y[None])[0]
 
-    def change(own: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        gradients, before = grad_and_value(logp)(own, x, y)
-        return logp({name: w + rate * gradients[name] for name, w in own.items()}, x, y) - before
+    def change(weights_of_task: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        gradients, before = grad_and_value(logp)(weights_of_task, x, y)
+        return (
+            logp({name: w + rate * gradients[name] for name, w in weights_of_task.items()}, x, y)
+            - before
+        )
 
     changes: Tensor = vmap(vmap(change, (None, 0, 0)))(dict(weights), inputs, labels)
     return changes

@@ -181,7 +181,7 @@ def train_many(
 
     **Raises:** `DynolabError` for a loss that is not finite, if `raise_on_divergence`.
     """
-    own = orders.dim() == 3
+    has_orders = orders.dim() == 3
     if orders.shape[:-2] not in ((), (len(many),)) or targets.shape[:-2] not in ((), (len(many),)):
         raise ConfigError(
             "orders, targets",
@@ -198,7 +198,7 @@ def train_many(
         before = many.weights
         leaves = {name: w.detach().requires_grad_() for name, w in before.items()}
         with torch.enable_grad():
-            logits = many.logits(batch, leaves, own=own)
+            logits = many.logits(batch, leaves, own=has_orders)
             losses = vmap(loss, (0, 0 if batch_targets.dim() == 3 else None))(logits, batch_targets)
             gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
         losses = losses.detach()

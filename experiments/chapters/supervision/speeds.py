@@ -89,19 +89,19 @@ def accumulate(
     targets = one_hot(labels, many.logits(inputs[:1]).shape[-1]).to(inputs)
     members = one_hot(groups, 2).to(inputs)
     measured: list[Tensor] = []
-    own, others = [torch.zeros(len(labels)).to(inputs)], [torch.zeros_like(members)]
+    speeds, others = [torch.zeros(len(labels)).to(inputs)], [torch.zeros_like(members)]
     descent = SGDConfig(learning_rate=learning_rate, batch_size=len(labels))
     for step in train_many(many, inputs, targets, rows.expand(steps, -1), descent):
         measured.append(step.logits[0].log_softmax(-1)[rows, labels])
         now = many.model(0, step.before)
         influence = label_forces(now, inputs, labels, inputs, targets, learning_rate) / len(labels)
         self_influence = influence.diagonal()
-        own.append(own[-1] + self_influence)
+        speeds.append(speeds[-1] + self_influence)
         others.append(others[-1] + influence @ members - self_influence[:, None] * members)
     with torch.no_grad():
         measured.append(many.logits(inputs)[0].log_softmax(-1)[rows, labels])
     paths = torch.stack(measured)
-    return Influences(paths - paths[0], torch.stack(own), torch.stack(others))
+    return Influences(paths - paths[0], torch.stack(speeds), torch.stack(others))
 
 
 def train_alone(

@@ -52,7 +52,9 @@ def transfer(inputs: Mapping[str, Path], facts: Facts) -> Chapter:
         "the probing finishes first.",
         verdicts=assess_transfer(rows),
         content=[
-            item for task, own in rows.groupby("task", sort=False) for item in _task(task, own)
+            item
+            for task, of_task in rows.groupby("task", sort=False)
+            for item in _task(task, of_task)
         ],
         source="Claims follow Ren et al., How to Prepare Your Task Head for Finetuning (arXiv "
         "2302.05779), of the linear head. Intervals are 95% t-intervals over seeds, paired by "
@@ -182,8 +184,8 @@ def picked_on_others(values: Values, among: Sequence[int]) -> Float[ndarray, " s
 def assess_transfer(rows: pd.DataFrame) -> list[Verdict]:
     """Judges all claims, task by task."""
     verdicts = []
-    for task, own in rows.groupby("task", sort=False):
-        by_strategy = dict(list(with_tests(own).groupby("strategy")))
+    for task, of_task in rows.groupby("task", sort=False):
+        by_strategy = dict(list(with_tests(of_task).groupby("strategy")))
         claims = [*_energy_claims(by_strategy["linear"]), *_stopping_claims(by_strategy["linear"])]
         if "smoothed" in by_strategy:
             claims += _smoothing_claims(by_strategy["linear"], by_strategy["smoothed"])

@@ -85,14 +85,14 @@ def generate(config: TopicConfig) -> tuple[list[list[str]], Int[ndarray, " texts
 
 
 def _text(topic: str, length: int, rng: np.random.Generator) -> list[str]:
-    field, own = TOPICS[topic]
+    field, words = TOPICS[topic]
     others = [name for name in TOPICS if name != topic]
-    zipf = 1 / np.arange(1, len(own) + 1)
+    zipf = 1 / np.arange(1, len(words) + 1)
     zipf /= zipf.sum()
     text = []
     for draw in rng.random(length):
         if draw < _OWN:
-            text.append(own[rng.choice(len(own), p=zipf)])
+            text.append(words[rng.choice(len(words), p=zipf)])
         elif draw < _OWN + _FIELD:
             text.append(_pick(FIELDS[field], rng))
         elif draw < _OWN + _FIELD + _OTHER:
