@@ -131,8 +131,9 @@ class Lines:
     def what_if(
         self, without: Collection[str] = (), dose: float = 1.0, instead: Lines | None = None
     ) -> Float[ndarray, " answers"]:
-        """The change of every answer, to first order: what is left out is taken away, and each
-        other line is times the factor that it keeps.
+        """The change of every answer, to first order: what is left out is taken away, each other
+        line is times the factor that it keeps, and the remaining pairs take the places that are
+        free (`Responses.refilled`), as in a training on the other pairs.
 
         The weights, and so all other lines, stay what they were.
 
@@ -144,8 +145,9 @@ class Lines:
         gone = np.isin(self.pair, list(without))
         left_out = lines.nats[gone].sum(0) if lines.left_out is None else lines.left_out
         rejected = ~gone & (self.side == REJECTED)
-        dosed: Float[ndarray, " answers"] = (dose - 1) * lines.nats[rejected].sum(0)
-        return self.measured - self.nats.sum(0) + lines.nats.sum(0) - left_out + dosed
+        dosed = np.where(rejected[:, None], dose, 1.0) * lines.nats
+        would: Float[ndarray, " answers"] = self.measured - self.nats.sum(0) + dosed.sum(0)
+        return would - left_out + self._responses.refilled(dosed, without)
 
     def save(self, file: Path) -> None:
         """Writes an npz file."""

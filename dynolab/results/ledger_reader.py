@@ -124,6 +124,31 @@ class Responses:
         np.add.at(cells, places, nats)
         return cells[list(examples)]
 
+    def refilled(
+        self, nats: Float[ndarray, "responses answers"], without: Collection[str]
+    ) -> Float[ndarray, " answers"]:
+        """What the remaining examples do in the places that others leave free, in nats.
+
+        A training on fewer rows takes as many steps of as many examples: with S left out, others
+        are drawn where S was, and each does what a remaining example does on average,
+
+        `(p_S / p_R) Σ_{j∉S} ℓ_j`,
+
+        p_S and p_R the places in batches of S and of the remaining examples; zero where none
+        remains. So the forecast of training on rows without S is `−Σ_{i∈S} ℓ_i` and this; where
+        batches and weights stay as they were (`TrainConfig.without`), it is the first term alone.
+
+        **Arguments:** `nats`: the lines ℓ; `without`: ids of S.
+        """
+        gone = np.isin(self.examples, list(without))
+        places = np.array([len(steps) for steps in self._steps_of])
+        remaining = places[~gone].sum()
+        if not remaining:
+            return np.zeros(nats.shape[1])
+        lines = nats[~np.isin(self.example, list(without))]
+        filled: Float[ndarray, " answers"] = places[gone].sum() / remaining * lines.sum(0)
+        return filled
+
     def pushers(self, nats: Float[ndarray, " responses"]) -> list[Pusher]:
         """All examples, the one that pushed down hardest first."""
         chosen = self.side == "chosen"
@@ -191,21 +216,42 @@ class LedgerReader(Responses):
             for account in self.accounts
         )
 
-    def without(self, examples: Collection[str]) -> dict[str, float]:
+    def without(self, examples: Collection[str], *, refilled: bool = True) -> dict[str, float]:
         """What leaving examples out of the training would change each account's end by, in nats.
 
-        Minus the sum of their lines. Later steps would have been others, and several examples that
-        are left out of one step at once change it by more or less than the sum: `Ledger(groups=…)`
-        has their lines together.
+        Minus the sum of their lines and, unless `refilled` is off, what others would do in their
+        places (`Responses.refilled`): as in training on a file without their rows. Infinite where
+        first order does not reach so far (`within_room`). Later steps would have been others, and
+        several examples that are left out of one step at once change it by more or less than the
+        sum: `Ledger(groups=…)` has their lines together.
+
+        **Arguments:** `examples`: ids; `refilled`: off where batches and weights stay as they were
+        and the examples' losses alone are missing (`TrainConfig.without`).
         """
-        gone = np.isin(self.example, list(examples))
-        return {account.row.name: -float(account.lines[gone].sum()) for account in self.accounts}
+        weights = self.weights[np.searchsorted(self.steps, self.step)]
+        lines = np.stack([weights * account.lines for account in self.accounts], axis=1)
+        change = -lines[np.isin(self.example, list(examples))].sum(0)
+        if refilled:
+            change += self.refilled(lines, examples)
+        ends = np.array([account.end for account in self.accounts])
+        changes = within_room(change, ends).tolist()
+        names = [account.row.name for account in self.accounts]
+        return dict(zip(names, changes, strict=True))
 
     def side_total(self, account: Account, side: str) -> Interval:
         """What all responses of a side did; exact, unless steps were sampled."""
         of_side = np.where(self.side == side, account.lines, 0.0)
         at_step = np.bincount(np.searchsorted(self.steps, self.step), of_side, len(self.steps))
         return stratified_total(at_step, self.weights)
+
+
+def within_room(change: Float[ndarray, ...], end: Float[ndarray, ...]) -> Float[ndarray, ...]:
+    """Forecast changes of log-probabilities that end at `end`, in nats.
+
+    Infinite where the end would lie above 0, as none can: of such a change first order tells the
+    direction alone.
+    """
+    return np.where(end + change > 0, np.inf, change)
 
 
 def read_ledger(folder: Path, data: Path) -> LedgerReader:

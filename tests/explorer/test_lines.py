@@ -34,12 +34,15 @@ def lines(seed: int, steps: tuple[int, ...] = (2, 5)) -> Lines:
 def line_by_line(
     own: Lines, without: tuple[str, ...] = (), dose: float = 1.0, instead: Lines | None = None
 ) -> list[float]:
-    """What would be, with every line weighed by itself."""
+    """What would be, with every line weighed by itself: those of remaining pairs count more by the
+    places that are free, a place being a pair's two lines of a step."""
     changed = []
+    free = sum(pair in without for pair in own.pair)
+    more = 1 + free / (len(own.pair) - free) if free < len(own.pair) else 1.0
     for answer in range(own.nats.shape[1]):
         total = own.measured[answer]
         for row, (pair, side) in enumerate(zip(own.pair, own.side, strict=True)):
-            weight = 0.0 if pair in without else dose if side == REJECTED else 1.0
+            weight = 0.0 if pair in without else more * (dose if side == REJECTED else 1.0)
             new = own if instead is None else instead
             total += weight * new.nats[row, answer] - own.nats[row, answer]
         changed.append(total)
@@ -63,6 +66,23 @@ def test_what_if_is_the_sum_of_its_lines(seed: int, change: tuple[tuple[str, ...
     assert own.what_if(*change) == pytest.approx(line_by_line(own, *change), abs=1e-12)
     under = own.what_if(*change, other)
     assert under == pytest.approx(line_by_line(own, *change, other), abs=1e-12)
+
+
+@pytest.mark.parametrize("gone", [{"a"}, {"b", "c"}, {"a", "b", "c"}, {"not there"}])
+def test_places_of_pairs_that_are_left_out_are_filled(gone: set[str], tmp_path: Path) -> None:
+    ledger = write_ledger(tmp_path)
+    remaining = {"a", "b", "c"} - gone
+    for account in ledger.accounts:
+        plain = -sum(
+            nats for pair, nats in zip(ledger.example, account.lines, strict=True) if pair in gone
+        )
+        means = [account.lines[ledger.example == pair].sum() for pair in remaining]
+        filled = plain + (3 - len(remaining)) * float(np.mean(means)) if means else plain
+        name = account.row.name
+        for refilled, change in ((True, filled), (False, plain)):
+            # An answer at −7.5 has no room for 8 nats.
+            would = np.inf if account.end + change > 0 else change
+            assert ledger.without(gone, refilled=refilled)[name] == pytest.approx(would)
 
 
 def test_pushers_and_pushed_are_the_same_sums() -> None:

@@ -61,7 +61,7 @@ def test_two_trainings_are_side_by_side(study: Study) -> None:
     text = view(study, State(beside="sft"))
     assert "Who pulled it down, in one or the other" in text
     assert text.count("log π went from") == 3  # above, and under each training
-    assert text.count("at recorded steps 0, 3") == 2
+    assert text.count("at recorded steps 0, 3") == 4  # in sentences, and in heads of the table
     assert "in one or the other" not in view(study, State(beside="preference"))
 
 

@@ -199,7 +199,7 @@ def _map(training: Training, row: ProbeRow, token_map: TokenMap, dark: bool) -> 
     assert step is not None
     batch = [example.id for example in training.record(step).examples]
     return [
-        html.H3(f"{pair} on {row.pair_id}, token by token, at step {step}", id="map"),
+        html.H3(f"{pair} on {row.pair_id}, token by token, at step {step}", id="map", tabIndex=-1),
         html.P(
             f"{pair} was not in the batch of step {step}, whose weights are recorded: it takes "
             "another pair’s place here. What it did at its own steps is in the table of pairs.",
@@ -302,6 +302,10 @@ def _pairs(
         {} if moved is None else {push.example: push for push in moved.lines.pushers(0)}
         for moved in moves
     ]
+    heads = [
+        f"{side.label}, {moved.extent(side.state)}" if moved else side.label
+        for side, moved in zip(compared, moves, strict=True)
+    ]
     totals = grouped((pair, push.total) for by_pair in pushes for pair, push in by_pair.items())
     hardest = sorted(totals, key=lambda pair: min(0.0, *totals[pair]))[:_PAIRS]
     rows = []
@@ -313,5 +317,5 @@ def _pairs(
     return [
         html.H3("Who pulled it down, in one or the other"),
         html.P("Nats; – was in none of the steps that are looked at.", className="note"),
-        parts.table(("pair", *[side.label for side in compared], "its answers"), rows, "snns"),
+        parts.table(("pair", *heads, "its answers"), rows, "snns"),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from dynolab.explorer.page import answers, pairs, parts, search, what_if
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
+from dynolab.report.style import join
 
 POLL_MS = 1500
 ASSETS = Path(__file__).with_name("assets")
@@ -58,6 +60,7 @@ def application(study: Study) -> Any:
             dcc.Store(id="drawn"),
             dcc.Store(id="marked"),
             dcc.Interval(id="poll", interval=POLL_MS, disabled=True),
+            html.A("to what is shown", href="#view", className="skip"),
             html.Header(
                 [
                     html.H1("Explorer"),
@@ -75,7 +78,8 @@ def application(study: Study) -> Any:
                     html.Div(
                         [
                             html.P(id="status", className="status", role="status"),
-                            html.Div(id="view"),
+                            html.P(id="unknown", className="message", role="status"),
+                            html.Div(id="view", tabIndex=-1),
                         ],
                         className="view",
                     ),
@@ -98,7 +102,12 @@ def _fill(app: Dash, study: Study) -> None:
 
     @app.callback(Output("navigation", "children"), here)
     def navigation(search: str | None) -> Any:
-        return _navigation(study, State.of(search))
+        return _navigation(study, state_of(study, search))
+
+    @app.callback(Output("unknown", "children"), here)
+    def unknown(search: str | None) -> Any:
+        absent = unknown_names(study, State.of(search))
+        return f"This study has no {join(absent)}." if absent else None
 
     @app.callback(
         Output("list", "children"),
@@ -108,8 +117,11 @@ def _fill(app: Dash, study: Study) -> None:
         Given("listed", "data"),
     )
     def listed(search: str | None, done: bool, before: str | None) -> Any:
-        state = State.of(search)
-        what = state.list_link() + ("&waits" if state.view == "pairs" and not done else "")
+        state = state_of(study, search)
+        waits = state.view == "pairs" and not done
+        if waits and pairs.stored_pushes(study.training(state.training), state) is not None:
+            waits = False  # the ledger's list is there, and stays
+        what = state.list_link() + ("&waits" if waits else "")
         if what == before:  # drawn anew, it takes longer than all else and loses the focus
             return no_update, no_update
         lists = {"answers": answers.listed, "pairs": pairs.listed, "what-if": what_if.listed}
@@ -128,7 +140,7 @@ def _fill(app: Dash, study: Study) -> None:
     def view(search: str | None, dark: bool | None, _: int | None, drawn: str | None) -> Any:
         if dark is None:
             return no_update, no_update, no_update
-        state = State.of(search)
+        state = state_of(study, search)
         training = study.training(state.training)
         try:
             if state.view == "answers":
@@ -138,12 +150,12 @@ def _fill(app: Dash, study: Study) -> None:
                 progress = Patch()  # what else is shown stays, and keeps the focus
                 progress[0] = waiting
                 return progress, False, search
+            computed = waiting is None
             if state.view == "pairs":
-                parts_shown = pairs.shown(study, state, computed=waiting is None)
-                return [waiting, *parts_shown], waiting is None, search
-            if waiting is not None:
-                return [waiting], False, search
-            return what_if.shown(study, state, dark), True, search
+                parts_shown = pairs.shown(study, state, computed=computed)
+            else:
+                parts_shown = what_if.shown(study, state, dark, computed=computed)
+            return [waiting, *parts_shown], computed, search
         except DynolabError as error:
             return parts.failed(error), True, search
 
@@ -156,7 +168,7 @@ def _fill(app: Dash, study: Study) -> None:
     def download(clicks: int | None, search: str | None) -> Any:
         if not clicks:
             return no_update
-        name, text = what_if.filtered(study, State.of(search))
+        name, text = what_if.filtered(study, state_of(study, search))
         return {"filename": name, "content": text}
 
     @app.callback(
@@ -173,11 +185,34 @@ def _fill(app: Dash, study: Study) -> None:
     search.fill(app, study)
 
 
+def state_of(study: Study, search: str | None) -> State:
+    """The state that an address names, without pairs to leave out that the study has not."""
+    state = State.of(search)
+    pairs = tuple(pair for pair in state.without if pair in study.pairs)
+    return state.model_copy(update={"without": pairs})
+
+
+def unknown_names(study: Study, state: State) -> list[str]:
+    """What the address names and the study has not, such as a pair."""
+    training = study.training(state.training)
+    answers = [answer.row.pair_id for answer in training.answers.get(state.kind, ())]
+    steps = [*training.recorded_steps, *(training.ledger.steps if training.ledger else ())]
+    initial = State()
+    named: list[tuple[str, Sequence[object], Collection[object]]] = [
+        ("training", [state.training, state.beside], {initial.training, "", *study.trainings}),
+        ("kind", [state.kind], {initial.kind, *training.answers}),
+        ("watched answer", [state.answer], {"", *answers}),
+        ("pair", [state.pair, *state.without], {"", *study.pairs}),
+        ("step", [state.step, state.step_beside], {None, *steps}),
+    ]
+    return [f"{what} {name}" for what, names, known in named for name in names if name not in known]
+
+
 def _navigation(study: Study, state: State) -> Any:
     chosen = study.training(state.training)
     others = [training for training in study.trainings.values() if training is not chosen]
     metrics = [("the optimizer's step", "optimizer"), ("a gradient step", "gradient")]
-    views = [("answers", "answers"), ("pairs", "pairs"), ("what-if", "what if")]
+    views = [("answers", "answers"), ("pairs", "pairs"), ("what-if", what_if.title(state))]
     offered = [
         parts.choices(
             "", [(text, state.link(view=view), view == state.view) for view, text in views]

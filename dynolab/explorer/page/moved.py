@@ -29,6 +29,13 @@ class Moved:
     stored: bool
     steps: Sequence[int]
 
+    def extent(self, state: State) -> str:
+        """The steps that the lines are of."""
+        if self.stored:
+            return "over the whole training" if state.step is None else f"at step {state.step}"
+        listed = ", ".join(map(str, self.steps))
+        return f"at recorded step{'s' if len(self.steps) > 1 else ''} {listed}"
+
 
 def what_moved(
     training: Training, row: ProbeRow, state: State, recorded: Sequence[int]
@@ -71,11 +78,6 @@ def sentence(moved: Moved, state: State) -> Any:
         for name, nats in lines.apart.items()
         if abs(nats[0]) > 5e-4
     ]
-    if moved.stored:
-        when = "over the whole training" if state.step is None else f"at step {state.step}"
-    else:
-        listed = ", ".join(map(str, moved.steps))
-        when = f"at recorded step{'s' if len(moved.steps) > 1 else ''} {listed}"
     sums = ", ".join(
         [
             f"{parts.nats(chosen)} through chosen answers",
@@ -89,7 +91,7 @@ def sentence(moved: Moved, state: State) -> Any:
     elif moved.stored and state.step is not None:
         rest = "is left over, or what momentum carried here from other steps and on to them"
     return html.P(
-        f"{parts.nats(float(lines.measured[0]))} nats {when}: {sums}; "
+        f"{parts.nats(float(lines.measured[0]))} nats {moved.extent(state)}: {sums}; "
         f"{parts.nats(float(lines.residual[0]))} {rest}.",
         className="message",
     )
@@ -157,6 +159,7 @@ def _pusher(study: Study, push: Pusher, share: float, state: State) -> list[Any]
         parts.link(
             "left out" if push.example in state.without else "leave out",
             state.toggled(push.example),
+            title=f"{push.example}, out of the training or in it",
         ),
     ]
 

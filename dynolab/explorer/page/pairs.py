@@ -52,17 +52,23 @@ def _hardest_first(study: Study, harm: Mapping[str, float]) -> list[str]:
     return sorted(study.pairs, key=lambda pair: (pair not in harm, harm.get(pair, 0)))
 
 
+def stored_pushes(training: Training, state: State) -> tuple[dict[str, float], str] | None:
+    """Every pair's push on the mean answer of a kind by the ledger, and which answers these are."""
+    means = lines_to_means(training.ledger) if state.metric == "optimizer" else None
+    for place, row in enumerate(means[0] if means else ()):
+        if means and (row.kind, row.split) == (state.kind, "train"):
+            where = f"the mean {style_of(row.kind).label} answer of {len(row.pairs)} training pairs"
+            return _means(means[1].to(place)), f"{where}, over the whole training"
+    return None
+
+
 def _mean_pushes(training: Training, state: State) -> tuple[dict[str, float], str]:
     """Every pair's mean push on the answers of a kind, and on which answers it is."""
+    if (stored := stored_pushes(training, state)) is not None:
+        return stored
     label = style_of(state.kind).label
     if (ledger_lines := training.known_lines(state.kind, state.asked)) is not None:
         return _means(ledger_lines[0]), f"all {label} answers at the recorded steps"
-    if (means := lines_to_means(training.ledger)) is not None:
-        rows, lines = means
-        for place, row in enumerate(rows):
-            if (row.kind, row.split) == (state.kind, "train"):
-                where = f"the mean {label} answer of {len(row.pairs)} training pairs"
-                return _means(lines.to(place)), f"{where}, over the whole training"
     return {}, f"{label} answers"
 
 

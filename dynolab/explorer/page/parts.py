@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -34,6 +35,11 @@ def link(text: Part, address: str, **attributes: Any) -> Part:
 def nats(value: float, digits: int = 3) -> str:
     """A signed number of nats."""
     return number(value, digits, sign=True)
+
+
+def forecast(value: float) -> str:
+    """A forecast in nats; of one beyond first order (`within_room`) the direction alone."""
+    return nats(value) if math.isfinite(value) else "up, beyond first order"
 
 
 def choices(label: str, options: Iterable[tuple[str, str, bool]]) -> Part:

@@ -7,7 +7,8 @@ settings.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,9 +34,16 @@ from dynolab.report.style import (
     plotly_text,
     style_of,
 )
+from dynolab.results.ledger_reader import within_room
 
 COLORS = {"train": CHOSEN, "heldout": REJECTED}
+NAMED = 3  # pairs that a headline names
 DOSES = (0.0, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5)
+
+
+def title(state: State) -> str:
+    """The view's name, with the number of pairs that are left out."""
+    return f"what if ({len(state.without)})" if state.without else "what if"
 
 
 def listed(study: Study, state: State) -> Any:
@@ -97,35 +105,174 @@ def _betas(training: Training, state: State) -> Any:
     )
 
 
-def shown(study: Study, state: State, dark: bool) -> Any:
-    """What the change does to all answers, to first order."""
+def shown(study: Study, state: State, dark: bool, *, computed: bool = True) -> list[Any]:
+    """What the change does, to first order: to one answer, then to all.
+
+    **Arguments:** `computed`: with what recorded steps say, which is there.
+    """
     training = study.training(state.training)
     _, error = training.computable()
+    stored = _over_training(training, state)
+    recorded = _at_recorded_steps(training, state) if computed else None
+    forecasts = [forecast for forecast in (stored, recorded) if forecast is not None]
     return [
         html.H2("What if"),
-        *_over_training(training, state),
-        *_at_recorded_steps(training, state, dark),
+        *_headline(training, state, forecasts),
+        _folded("The whole training, by the ledger", _table(stored)) if stored else None,
+        _folded(
+            f"The recorded steps {recorded.steps} alone, all answers",
+            _on_all_answers(training, state, recorded, dark),
+            opened=stored is None,
+        )
+        if recorded
+        else None,
         parts.failed(error),
         *taken(study, training, state),
     ]
 
 
-def _at_recorded_steps(training: Training, state: State, dark: bool) -> list[Any]:
-    """What the change does at the recorded steps, on every answer."""
+@dataclass(frozen=True)
+class Forecast:
+    """Changes of some answers in nats, by name: as `lines` have them and as they `would` be.
+
+    A change that no probability has room for is infinite. `steps`: the recorded steps that it is
+    of; empty for the whole training.
+    """
+
+    names: Sequence[str]
+    lines: Lines
+    would: np.ndarray
+    steps: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        names: Sequence[str],
+        lines: Lines,
+        ends: Sequence[float],
+        training: Training,
+        state: State,
+        *,
+        instead: Lines | None = None,
+        steps: str = "",
+    ) -> Forecast:
+        """The change without the ticked pairs, at the scale that is chosen; `ends`: log π of the
+        answers after the training.
+        """
+        dose = state.dose_in(training)
+        would = lines.what_if(state.without, 1.0 if dose is None else dose, instead)
+        room = within_room(would - lines.measured, np.array(ends))
+        return cls(names, lines, lines.measured + room, steps)
+
+    @property
+    def beyond(self) -> int:
+        """How many answers first order does not reach."""
+        return int(np.isinf(self.would).sum())
+
+
+def _over_training(training: Training, state: State) -> Forecast | None:
+    """On what the ledger is of, over all steps; None without one, and for another objective."""
+    accounts = lines_to_means(training.ledger, singles=True)
+    if accounts is None or training.ledger is None or state.under(training) != state.asked:
+        return None
+    if state.metric != "optimizer":
+        return None
+    ends = [account.end for account in training.ledger.accounts]
+    names = [parts.account_name(row) for row in accounts[0]]
+    return Forecast.of(names, accounts[1], ends, training, state)
+
+
+def _at_recorded_steps(training: Training, state: State) -> Forecast | None:
+    """At the recorded steps, on every answer of the kind; None before they are computed."""
     computed = training.known_lines(state.kind, state.asked, state.changed(training))
-    added_up = (
-        "" if computed or len(state.without) < 2 else ", added up until all at once is computed"
-    )
     computed = computed or training.known_lines(state.kind, state.asked, state.under(training))
     if computed is None:
-        return []
+        return None
     lines, instead = computed
     answers = training.answers[state.kind]
-    moved = _would_be(lines, training, state, instead)
-    steps = ", ".join(map(str, sorted(set(lines.step.tolist()))))
-    absent = [pair for pair in state.without if pair not in lines.pairs]
+    label = style_of(state.kind).label
+    return Forecast.of(
+        [f"{answer.row.pair_id}, {label}" for answer in answers],
+        lines,
+        [answer.end for answer in answers],
+        training,
+        state,
+        instead=instead,
+        steps=", ".join(map(str, sorted(set(lines.step.tolist())))),
+    )
+
+
+def _headline(training: Training, state: State, forecasts: Sequence[Forecast]) -> list[Any]:
+    """What the change does to the answer that one came from, else to the one that fell most."""
+    changes = []
+    if state.without:
+        pairs = state.without if len(state.without) <= NAMED else [f"{len(state.without)} pairs"]
+        changes.append(f"without {join(list(pairs))}")
+    objective, dose = _objective(training, state), state.dose_in(training)
+    if state.under(training).objective is not None:
+        beta = "" if state.beta is None else f" (β {state.beta:g})"
+        changes.append(f"under {objective_name(objective.name)}{beta}")
+    if dose not in (None, 1.0):
+        changes.append(f"with {dose:g} of the rejected gradient")
+    watched = training.answers.get(state.kind, [])
+    label = style_of(state.kind).label
+    wanted = [state.answer] if state.answer else [answer.row.pair_id for answer in watched]
+    for name in wanted if changes else ():
+        for forecast in forecasts:
+            if f"{name}, {label}" in forecast.names:
+                place = forecast.names.index(f"{name}, {label}")
+                what = join(changes)
+                return _one(name, f"{what[0].upper()}{what[1:]}", forecast, place)
+    return []
+
+
+def _one(name: str, what: str, forecast: Forecast, place: int) -> list[Any]:
+    measured, rest = (
+        parts.nats(float(values[place]))
+        for values in (forecast.lines.measured, forecast.lines.residual)
+    )
+    where = f" at the recorded steps {forecast.steps}" if forecast.steps else ""
+    would = parts.forecast(float(forecast.would[place]))
     return [
-        html.H3("At the recorded steps"),
+        html.P(f"{what}: {name} {would} instead of {measured} nats{where}.", className="message"),
+        html.P(
+            "To first order, the weights at every step as they were, and each free place in a "
+            "batch taken by a remaining pair, which does what these did on average. The account "
+            f"of this answer leaves {rest} nats of what was measured.",
+            className="note",
+        ),
+    ]
+
+
+def _folded(summary: str, content: Sequence[Any], *, opened: bool = False) -> Any:
+    return html.Details([html.Summary(summary), *content], open=opened)
+
+
+def _table(forecast: Forecast) -> list[Any]:
+    rows = [
+        [
+            name,
+            parts.nats(float(measured)),
+            parts.forecast(float(would)),
+            parts.forecast(round(float(would - measured), 9) + 0.0),  # no rounding of sums, no −0
+            parts.nats(float(rest)),
+        ]
+        for name, measured, would, rest in zip(
+            forecast.names,
+            forecast.lines.measured,
+            forecast.would,
+            forecast.lines.residual,
+            strict=True,
+        )
+    ]
+    return parts.accounts(("change", "would be", "difference", "left over by the account"), rows)
+
+
+def _on_all_answers(training: Training, state: State, forecast: Forecast, dark: bool) -> list[Any]:
+    """Counts and means by split, and every answer as a point."""
+    answers = training.answers[state.kind]
+    absent = [pair for pair in state.without if pair not in forecast.lines.pairs]
+    return [
         html.P(
             f"{join(absent)} {'is' if len(absent) == 1 else 'are'} in no batch of these steps: "
             "leaving it out changes nothing here.",
@@ -134,78 +281,45 @@ def _at_recorded_steps(training: Training, state: State, dark: bool) -> list[Any
         if absent
         else None,
         html.P(
-            f"At the recorded steps {steps} alone: what each of them would have lacked without "
-            f"the pairs that are left out{added_up}. The weights at every step stay what they "
-            "were. A training shows the rest.",
+            "What each of these steps would have lacked. A training shows the rest."
+            + f" {forecast.beyond} answers go up beyond first order and are not drawn."
+            * bool(forecast.beyond),
             className="note",
         ),
         parts.table(
             ("answers", "fell", "would fall", "mean change", "would be"),
             [
-                _summary(answers, lines.measured, moved, split, style_of(state.kind).label)
+                _summary(answers, forecast, split, style_of(state.kind).label)
                 for split in SPLITS
                 if any(answer.row.split == split for answer in answers)
             ],
             "snnnn",
         ),
-        parts.graph(_scatter(answers, lines.measured, moved), dark),
+        parts.graph(_scatter(answers, forecast.lines.measured, forecast.would), dark),
     ]
 
 
-def _summary(
-    answers: list[Answer], before: np.ndarray, after: np.ndarray, split: str, kind: str
-) -> list[Any]:
+def _summary(answers: list[Answer], forecast: Forecast, split: str, kind: str) -> list[Any]:
     of_split = np.array([answer.row.split == split for answer in answers])
-    count = int(of_split.sum())
+    before, after = forecast.lines.measured[of_split], forecast.would[of_split]
     return [
         f"{kind}, {'training' if split == 'train' else 'held-out'}",
-        f"{int((before[of_split] < 0).sum())} of {count}",
-        f"{int((after[of_split] < 0).sum())} of {count}",
-        parts.nats(float(before[of_split].mean())),
-        parts.nats(float(after[of_split].mean())),
+        f"{int((before < 0).sum())} of {len(before)}",
+        f"{int((after < 0).sum())} of {len(after)}",
+        parts.nats(float(before.mean())),
+        parts.forecast(float(after.mean())),
     ]
-
-
-def _over_training(training: Training, state: State) -> list[Any]:
-    """The same of the whole training, on what the ledger is of."""
-    accounts = lines_to_means(training.ledger, singles=True)
-    if accounts is None or state.under(training) != state.asked:
-        return []
-    rows, lines = accounts
-    after = _would_be(lines, training, state)
-    table = [
-        [
-            parts.account_name(row),
-            parts.nats(float(measured)),
-            parts.nats(float(would)),
-            parts.nats(round(float(would - measured), 9) + 0.0),  # no rounding of sums, no −0
-        ]
-        for row, measured, would in zip(rows, lines.measured, after, strict=True)
-    ]
-    added_up = html.P(
-        "The lines of the pairs that are left out, added up over all steps: leaving several out at "
-        "once may do more or less.",
-        className="note",
-    )
-    return [
-        *parts.accounts(("change", "would be", "difference"), table),
-        added_up if len(state.without) > 1 else None,
-    ]
-
-
-def _would_be(
-    lines: Lines, training: Training, state: State, instead: Lines | None = None
-) -> np.ndarray:
-    """The change of every answer without the ticked pairs, and at the scale that is chosen."""
-    dose = state.dose_in(training)
-    return lines.what_if(state.without, 1.0 if dose is None else dose, instead)
 
 
 def _scatter(answers: list[Answer], before: np.ndarray, after: np.ndarray) -> go.Figure:
-    """Every answer: its change as it was, and as it would be."""
-    figure = go.Figure()
+    """Every answer within first order: its change as it was, and as it would be."""
+    figure, drawn = go.Figure(), np.isfinite(after)
     for split, label in SPLITS.items():
-        places = [place for place, answer in enumerate(answers) if answer.row.split == split]
+        places = [
+            place
+            for place, answer in enumerate(answers)
+            if answer.row.split == split and drawn[place]
+        ]
         figure.add_scatter(
             x=before[places],
             y=after[places],
@@ -215,7 +329,8 @@ def _scatter(answers: list[Answer], before: np.ndarray, after: np.ndarray) -> go
             text=[plotly_text(answers[place].row.pair_id) for place in places],
             hovertemplate="%{text}: %{x:+.3f} → %{y:+.3f} nats<extra></extra>",
         )
-    low, high = float(min(before.min(), after.min())), float(max(before.max(), after.max()))
+    ends = np.concatenate([before, after[drawn]])
+    low, high = float(ends.min()), float(ends.max())
     line = {"width": 1, "color": MUTED}
     figure.update_layout(
         base_layout(
