@@ -10,6 +10,7 @@ fell most. Prints one JSON object. N is the size of the sets; without N: of all 
 - `removal_forecast_over_trained_N`: Σ over blamed sets and answers of what the ledger says that the
   answers end higher (`LedgerReader.without`), over Σ of what they did; `…_plain_N`: without the
   places that other pairs take. `removal_signs_right_N`: share of these that moved as forecast.
+  `removal_slope_N`, `removal_slope_plain_N`: forecasts by trained changes, which do not cancel.
 - `removal_error_N`, `removal_error_plain_N`: root mean square of forecast less trained over that of
   trained, of all sets; `removal_correlation_N`, of drawn ones: `drawn_removal_…_N`.
 - `order_nats`: root mean square of what the training in another order of its rows changes, of which
@@ -135,6 +136,8 @@ def figures_of(removed: list[Removal], label: str) -> dict[str, float]:
                 "removal_forecast_over_trained": forecast.sum() / trained.sum(),
                 "removal_forecast_over_trained_plain": plain.sum() / trained.sum(),
                 "removal_signs_right": float((forecast * trained > 0).mean()),
+                "removal_slope": forecast @ trained / (trained @ trained),
+                "removal_slope_plain": plain @ trained / (trained @ trained),
             }
         figures |= {
             f"{prefix}removal_error": rms(forecast - trained) / rms(trained),

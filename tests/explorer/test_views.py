@@ -13,7 +13,8 @@ import pytest
 pytest.importorskip("dash")
 
 from dynolab.explorer import step as step_module
-from dynolab.explorer.page import moved, pairs, parts, search
+from dynolab.explorer.page import moved, pairs, parts, search, what_if
+from dynolab.explorer.page.app import state_of, unknown_names
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.report.ledger.fallen import half_of_a_fall
@@ -189,9 +190,47 @@ def test_pairs_and_what_if_show_the_ledgers_sums(incomplete: tuple[Study, str]) 
     assert "training, mean of 2 −2.00 +1.00 −3.00" in text
     assert f"{answer}, chosen y⁺ −3.50 +0.500 −4.00" in text
     assert "Whom it harms" not in text
-    text = view(study, State(view="what-if", without=(first,)))
+    state = State(view="what-if", without=(first,), answer=answer)
+    text = view(study, state)
     assert words in text and "Over the whole training" in text and "preference_filter" in text
     assert "would fall" not in text
+    # −2.5, less −3.5 of the pair, and half of the others' 1 in its place.
+    assert f"{first}: {answer} +1.50 instead of −2.50 nats" in text
+    assert f"{answer}, chosen y⁺ −2.50 +1.50 +4.00" in text
+
+
+def test_the_list_of_pairs_is_the_ledgers_before_and_after_steps_are_computed(
+    study: Study, tmp_path: Path
+) -> None:
+    own = alone(study, ledger=ledger_of(study, tmp_path))
+    training = own.training("preference")
+    state = State(view="pairs", pair=training.record(STEPS[0]).examples[0].id)
+    before = text_of(pairs.listed(own, state))
+    assert "Whom it harms" in view(own, state)
+    assert text_of(pairs.listed(own, state)) == before
+    by_gradients = text_of(pairs.listed(own, state.model_copy(update={"metric": "gradient"})))
+    assert by_gradients != before
+    shutil.rmtree(training.cache)
+
+
+def test_what_no_probability_has_room_for_is_no_number(study: Study) -> None:
+    training = study.training("preference")
+    state = State(view="what-if", objective="ipo", beta=1e-4, metric="gradient")
+    text = view(study, state)
+    forecast = what_if._at_recorded_steps(training, state)
+    assert forecast is not None and forecast.beyond
+    ends = [answer.end for answer in training.answers["chosen"]]
+    change = forecast.would - forecast.lines.measured
+    assert not (np.isfinite(change) & (change + ends > 0)).any()
+    assert f"{forecast.beyond} answers go up beyond first order" in text and "inf" not in text
+
+
+def test_names_that_the_study_has_not_are_said(study: Study) -> None:
+    pair = next(iter(study.pairs))
+    state = State(answer="x", pair=pair, step=99, beside="y", without=(pair, "z"))
+    assert unknown_names(study, state) == ["training y", "watched answer x", "pair z", "step 99"]
+    assert unknown_names(study, State(pair=pair, step=STEPS[0], beside="sft")) == []
+    assert state_of(study, state.link()).without == (pair,)
 
 
 def test_a_pair_s_sums_do_not_wait_for_recorded_steps(study: Study, tmp_path: Path) -> None:
