@@ -7,10 +7,10 @@ without the rows of sets of 1, 5 and 20 pairs: of each size `BLAMED`, which pull
 answers that fell most down hardest, and as many drawn. Answers are the ledger's single ones, which
 fell most. Prints one JSON object. N is the size of the sets; without N: of all sizes.
 
-- `removal_forecast_over_trained_N`: Σ over blamed sets and answers of what the ledger says that the
-  answers end higher (`LedgerReader.without`), over Σ of what they did; `…_plain_N`: without the
-  places that other pairs take. `removal_signs_right_N`: share of these that moved as forecast.
-  `removal_slope_N`, `removal_slope_plain_N`: forecasts by trained changes, which do not cancel.
+- `removal_forecast_over_trained_N`: Σ over blamed sets of what the ledger says that the answer
+  whose fall they are blamed for ends higher (`LedgerReader.without`), over Σ of what it did;
+  `…_plain_N`: without the places that other pairs take. `removal_signs_right_N`: share of these answers that
+  moved as forecast. `all_removal_…`: the same of all answers, whose changes partly cancel.
 - `removal_error_N`, `removal_error_plain_N`: root mean square of forecast less trained over that of
   trained, of all sets; `removal_correlation_N`, of drawn ones: `drawn_removal_…_N`.
 - `order_nats`: root mean square of what the training in another order of its rows changes, of which
@@ -49,10 +49,13 @@ Changes = Float[np.ndarray, " answers"]
 
 @dataclass(frozen=True)
 class Removal:
-    """A set of pairs that was left out: two forecasts, and what the training without it changed."""
+    """A set of pairs that was left out: two forecasts, and what the training without it changed.
+
+    `answer`: place of the one whose fall they are blamed for; None for drawn pairs.
+    """
 
     size: int
-    blamed: bool
+    answer: int | None
     forecast: Changes
     plain: Changes
     trained: Changes
@@ -87,25 +90,25 @@ class Trainings:
         again = self._run(changes, {"preference"})["preference"]
         return self.ends(again) - self.ends(self.results["preference"])
 
-    def without(self, pairs: list[str], *, blamed: bool) -> Removal:
+    def without(self, pairs: list[str], answer: int | None) -> Removal:
         removed = {"preference_filter": FilterConfig(pairs=tuple(pairs)), "ledger": None}
         again = self._run(removed, {"filter", "preference"})["preference"]
         forecasts = [self.ledger.without(pairs, refilled=on) for on in (True, False)]
         trained = self.ends(again) - self.ends(self.results["preference"])
         refilled, plain = (np.array([own[name] for name in self.answers]) for own in forecasts)
         figures = [round(float(values.mean()), 3) for values in (refilled, plain, trained)]
-        print(len(pairs), blamed, figures, file=sys.stderr, flush=True)
-        return Removal(len(pairs), blamed, refilled, plain, trained)
+        print(len(pairs), answer, figures, file=sys.stderr, flush=True)
+        return Removal(len(pairs), answer, refilled, plain, trained)
 
 
-def removal_sets(ledger: LedgerReader) -> list[tuple[list[str], bool]]:
-    """Sets of pairs, and whether each is blamed for an answer's fall."""
-    random, sets = np.random.default_rng(0), list[tuple[list[str], bool]]()
+def removal_sets(ledger: LedgerReader) -> list[tuple[list[str], int | None]]:
+    """Sets of pairs, and the place of the answer whose fall each is blamed for."""
+    random, sets = np.random.default_rng(0), list[tuple[list[str], int | None]]()
     for size in SIZES:
-        for account in fallen_accounts(ledger)[:BLAMED]:
+        for place, account in enumerate(fallen_accounts(ledger)[:BLAMED]):
             hardest = ledger.pushers(account.lines)[:size]
-            sets.append(([push.example for push in hardest], True))
-            sets.append((random.choice(ledger.examples, size, replace=False).tolist(), False))
+            sets.append(([push.example for push in hardest], place))
+            sets.append((random.choice(ledger.examples, size, replace=False).tolist(), None))
     return sets
 
 
@@ -113,9 +116,7 @@ def removals(folder: Path) -> dict[str, float]:
     """Figures of one seed."""
     trainings = Trainings(folder)
     order = np.concatenate([trainings.reordered(seed) for seed in (101, 102, 103)])
-    done = [
-        trainings.without(pairs, blamed=blamed) for pairs, blamed in removal_sets(trainings.ledger)
-    ]
+    done = [trainings.without(*blamed) for blamed in removal_sets(trainings.ledger)]
     figures = {"order_nats": rms(order)}
     for size in SIZES:
         figures |= figures_of([own for own in done if own.size == size], f"_{size}")
@@ -126,19 +127,19 @@ def figures_of(removed: list[Removal], label: str) -> dict[str, float]:
     """Figures of some sets."""
     figures = {}
     for prefix, blamed in (("", True), ("drawn_", False)):
-        some = [own for own in removed if own.blamed == blamed]
+        some = [own for own in removed if (own.answer is not None) == blamed]
         forecast, plain, trained = (
             np.concatenate([getattr(own, name) for own in some])
             for name in ("forecast", "plain", "trained")
         )
         if blamed:
-            figures |= {
-                "removal_forecast_over_trained": forecast.sum() / trained.sum(),
-                "removal_forecast_over_trained_plain": plain.sum() / trained.sum(),
-                "removal_signs_right": float((forecast * trained > 0).mean()),
-                "removal_slope": forecast @ trained / (trained @ trained),
-                "removal_slope_plain": plain @ trained / (trained @ trained),
-            }
+            figures |= sums(forecast, plain, trained, "all_removal")
+            # Of each set the answer that it is blamed for.
+            own = [
+                np.array([getattr(one, name)[one.answer] for one in some])
+                for name in ("forecast", "plain", "trained")
+            ]
+            figures |= sums(*own, "removal")
         figures |= {
             f"{prefix}removal_error": rms(forecast - trained) / rms(trained),
             f"{prefix}removal_error_plain": rms(plain - trained) / rms(trained),
@@ -146,6 +147,15 @@ def figures_of(removed: list[Removal], label: str) -> dict[str, float]:
             f"{prefix}trained_nats": rms(trained),
         }
     return {f"{name}{label}": float(value) for name, value in figures.items()}
+
+
+def sums(forecast: Changes, plain: Changes, trained: Changes, name: str) -> dict[str, float]:
+    """Forecasts over what was trained, in the sum, and the share of right signs."""
+    return {
+        f"{name}_forecast_over_trained": forecast.sum() / trained.sum(),
+        f"{name}_forecast_over_trained_plain": plain.sum() / trained.sum(),
+        f"{name}_signs_right": float((forecast * trained > 0).mean()),
+    }
 
 
 def rms(values: Changes) -> float:

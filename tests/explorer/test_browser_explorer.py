@@ -107,11 +107,15 @@ def test_from_a_fallen_answer_to_a_map_to_a_what_if(page: Any) -> None:
     page.keyboard.press("Enter")
     seen(page, f"{name} on ")
     page.locator(".plot .hm, .plot .heatmaplayer").first.wait_for(state="attached")
+    assert page.locator("#map").evaluate("e => e === document.activeElement && scrollY > 0")
     page.locator("a.token").first.press("Enter")
     seen(page, re.compile("Who (pulled|held) “"))
     page.get_by_text("leave out", exact=True).first.press("Enter")
     page.get_by_text("left out", exact=True).first.wait_for()
-    page.get_by_text("what if", exact=True).press("Enter")
+    page.wait_for_function("() => document.activeElement.innerText === 'left out' && scrollY > 0")
+    page.get_by_text("what if (1)").press("Enter")
+    seen(page, "instead of")
+    page.locator("summary", has_text="The recorded steps").press("Enter")
     seen(page, "would fall")
     doses = page.locator(".choices", has_text="rejected gradient")  # axes of a plot have a 0.3, too
     doses.get_by_text("0.3", exact=True).press("Enter")
@@ -126,6 +130,8 @@ def test_from_a_fallen_answer_to_a_map_to_a_what_if(page: Any) -> None:
     page.goto("about:blank")
     page.goto(there)  # the address is the view
     seen(page, "Whom it h")
+    page.goto(there.partition("?")[0] + "?pair=none&step=99")
+    seen(page, "no pair none and no step 99")
 
 
 def test_a_typed_answer_is_looked_at_and_two_trainings_side_by_side(page: Any) -> None:
@@ -159,7 +165,10 @@ def test_slider_metric_objective_and_copies(page: Any, home: Path) -> None:
     seen(page, "over the whole training")
     seen(page, "Step by step, by all pairs")
     page.locator("[role=slider]").press("ArrowRight")
-    page.wait_for_url("**step=*")
+    page.wait_for_url("**step=0")
+    seen(page, re.compile(r"nats at step 0: "))
+    page.keyboard.press("ArrowRight")  # the focus has stayed
+    page.wait_for_url("**step=1")
     seen(page, re.compile(r"nats at step \d+: "))
     page.get_by_text("a gradient step").press("Enter")
     seen(page, re.compile(r"nats at recorded step \d+: "))
@@ -173,7 +182,7 @@ def test_slider_metric_objective_and_copies(page: Any, home: Path) -> None:
         "async url => await navigator.clipboard.readText() === url", arg=page.url
     )
     page.get_by_text("what if", exact=True).press("Enter")
-    seen(page, "would fall")
+    seen(page, "would fall")  # the ledger says nothing of gradient steps, so that these are open
     page.get_by_text("IPO", exact=True).press("Enter")
     seen(page, "IPO has no scale")
     page.locator(".choices", has_text="β").get_by_text("0.3", exact=True).press("Enter")

@@ -228,7 +228,8 @@ def test_what_no_probability_has_room_for_is_no_number(study: Study) -> None:
 def test_names_that_the_study_has_not_are_said(study: Study) -> None:
     pair = next(iter(study.pairs))
     state = State(answer="x", pair=pair, step=99, beside="y", without=(pair, "z"))
-    assert unknown_names(study, state) == ["training y", "watched answer x", "pair z", "step 99"]
+    names = ["training y", "watched answer x", "pair z", "step 99"]
+    assert unknown_names(study, state) == [f"no {name}" for name in names]
     assert unknown_names(study, State(pair=pair, step=STEPS[0], beside="sft")) == []
     assert state_of(study, state.link()).without == (pair,)
 

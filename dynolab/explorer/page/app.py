@@ -107,7 +107,7 @@ def _fill(app: Dash, study: Study) -> None:
     @app.callback(Output("unknown", "children"), here)
     def unknown(search: str | None) -> Any:
         absent = unknown_names(study, State.of(search))
-        return f"This study has no {join(absent)}." if absent else None
+        return f"This study has {join(absent)}." if absent else None
 
     @app.callback(
         Output("list", "children"),
@@ -205,7 +205,9 @@ def unknown_names(study: Study, state: State) -> list[str]:
         ("pair", [state.pair, *state.without], {"", *study.pairs}),
         ("step", [state.step, state.step_beside], {None, *steps}),
     ]
-    return [f"{what} {name}" for what, names, known in named for name in names if name not in known]
+    return [
+        f"no {what} {name}" for what, names, known in named for name in names if name not in known
+    ]
 
 
 def _navigation(study: Study, state: State) -> Any:

@@ -140,7 +140,8 @@ def graph(figure: go.Figure, dark: bool, name: str = "") -> Part:
     text = figure.to_json()
     for light, other in DARK.items() if dark else ():
         text = text.replace(f'"{light}"', f'"{other}"')
-    drawn = dcc.Graph(figure=json.loads(text), config=GRAPH, className="plot")
+    room = {"height": figure.layout.height}  # from the start: what is below stays in its place
+    drawn = dcc.Graph(figure=json.loads(text), config=GRAPH, className="plot", style=room)
     return html.Div(drawn, className=f"wide {name}".strip(), tabIndex=0, role="region")
 
 

@@ -55,7 +55,8 @@ def fill(app: Dash, study: Study) -> None:
     )
     def choose_pair(pair: str | None, search: str | None) -> Any:
         state = State.of(search)
-        return no_update if (pair or "") == state.pair else state.link(pair=pair or "")
+        unknown = not pair and state.pair not in study.pairs  # the field has no entry for it
+        return no_update if unknown or pair == state.pair else state.link(pair=pair or "")
 
     @app.callback(
         Output("address", "search", allow_duplicate=True),

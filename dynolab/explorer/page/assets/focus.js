@@ -1,4 +1,5 @@
-// Keeps focus and place where drawing a part anew would lose them; the list is one stop of Tab.
+// Keeps focus, place and what is unfolded where drawing a part anew would lose them; the list is one
+// stop of Tab.
 (() => {
   "use strict";
   const PARTS = "#navigation, #list, #view";
@@ -12,6 +13,9 @@
     text: element.matches("a, button, summary") ? element.textContent : "",
     title: element.title || "",
   });
+
+  const topOf = (element) => element.getBoundingClientRect().top;
+  const unfolded = new Map(); // whether the part with a summary is open
 
   const remember = (element) => {
     const part = element.closest && element.closest(PARTS);
@@ -27,7 +31,7 @@
       (other) => own.title && other.title === own.title, // its text changed
       (other) => own.text && other.text === own.text, // its title changed
     ].map((same) => ({ same, place: place(same) }));
-    last = { element, part: part.id, ways };
+    last = { element, part: part.id, ways, top: topOf(element) };
   };
 
   const again = () => {
@@ -45,7 +49,13 @@
     }
   };
 
+  const summaryOf = (part) => part.querySelector("summary").textContent;
+
   const drawn = () => {
+    for (const part of document.querySelectorAll("#view details")) {
+      const open = unfolded.get(summaryOf(part));
+      if (open !== undefined && open !== part.open) part.open = open;
+    }
     const links = document.querySelectorAll(".answers a");
     if (links.length && ![...links].some((link) => link.tabIndex === 0 && link.hasAttribute("tabindex"))) {
       oneStop(document.querySelector(".answers a.chosen") || links[0]);
@@ -60,9 +70,21 @@
     const lost = document.activeElement === document.body || !document.activeElement;
     if (lost && last && !document.contains(last.element)) {
       const found = again();
-      if (found) found.focus({ preventScroll: true });
+      if (found) {
+        const top = last.top;
+        found.focus({ preventScroll: true });
+        window.scrollBy(0, topOf(found) - top);
+      }
     }
   };
+
+  document.addEventListener("scroll", () => {
+    if (last && document.contains(last.element)) last.top = topOf(last.element);
+  });
+
+  document.addEventListener("toggle", ({ target }) => {
+    if (target.matches("#view details")) unfolded.set(summaryOf(target), target.open);
+  }, true);
 
   document.addEventListener("focusin", (event) => {
     remember(event.target);
