@@ -9,8 +9,9 @@ fell most. Prints one JSON object. N is the size of the sets; without N: of all 
 
 - `removal_forecast_over_trained_N`: Σ over blamed sets of what the ledger says that the answer
   whose fall they are blamed for ends higher (`LedgerReader.without`), over Σ of what it did;
-  `…_plain_N`: without the places that other pairs take. `removal_signs_right_N`: share of these answers that
-  moved as forecast. `all_removal_…`: the same of all answers, whose changes partly cancel.
+  `…_plain_N`: without the places that other pairs take. `removal_signs_right_N`: share of these
+  answers that moved as forecast. `all_removal_…`: the same of all answers, whose changes partly
+  cancel.
 - `removal_error_N`, `removal_error_plain_N`: root mean square of forecast less trained over that of
   trained, of all sets; `removal_correlation_N`, of drawn ones: `drawn_removal_…_N`.
 - `order_nats`: root mean square of what the training in another order of its rows changes, of which
