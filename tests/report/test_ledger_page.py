@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dynolab.report.ledger.concentration import concentration_plot
 from dynolab.report.ledger.fallen import (
     coloured,
     fallen_accounts,
@@ -109,6 +110,18 @@ def test_a_fall_is_by_few_pairs_or_by_many(
     said = half_of_a_fall(pulls)
     named = [push.example for push in pushers[:half]]
     assert all(name in said for name in named) if concentrated else not totals or str(half) in said
+
+
+def test_the_hardest_pairs_shares_add_up_and_one_ten_and_half_are_marked(
+    ledger: LedgerReader,
+) -> None:
+    first = ledger.pushers(ledger.accounts[1].lines)[0]
+    pushers = [replace(first, example=f"p{at}", total=-float(12 - at)) for at in range(12)]
+    _, shares, marked = concentration_plot(Pulls.down(pushers), 300).data
+    assert len(shares.y) == 13 and (shares.y[0], shares.y[-1]) == (0, 1)
+    assert shares.y[2] == pytest.approx(23 / 78, abs=1e-4)
+    assert list(marked.x) == [1, 4, 10]  # 12 + 11 + 10 + 9 of 78 are more than half
+    assert list(marked.y) == [shares.y[count] for count in marked.x]
 
 
 def test_pairs_are_summed_over_the_fallen_answers(ledger: LedgerReader) -> None:

@@ -19,6 +19,7 @@ from dynolab.explorer.page.moved import (
     PER_TOKEN,
     Moved,
     answers_of,
+    concentration,
     over_steps,
     pusher_tables,
     sentence,
@@ -123,6 +124,7 @@ def shown(study: Study, state: State, dark: bool) -> Any:
         *(_map(training, row, token_map, dark) if token_map else ()),
         *(_token_pushers(study, training, row, near, state) if recorded else ()),
         *over_steps(moved.lines, state.pair, dark),
+        *concentration(moved.lines, dark),
         *pusher_tables(study, moved.lines, state),
     ]
 

@@ -16,6 +16,7 @@ from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
 from dynolab.report.figure import LEGEND_ABOVE, base_layout
+from dynolab.report.ledger.concentration import concentration_plot
 from dynolab.report.ledger.fallen import half_of_a_fall
 from dynolab.report.style import CHOSEN as BLUE, INK, REJECTED as RED, excerpt, percent
 from dynolab.results.ledger_reader import Pulls, Pusher
@@ -162,6 +163,15 @@ def _pusher(study: Study, push: Pusher, share: float, state: State) -> list[Any]
             title=f"{push.example}, out of the training or in it",
         ),
     ]
+
+
+def concentration(lines: Lines, dark: bool) -> list[Any]:
+    """The share of the pull down that the hardest pairs make; nothing where one pair pulled."""
+    pulls = Pulls.down(lines.pushers(0))
+    if len(pulls.pushers) < 2:
+        return []
+    plot = concentration_plot(pulls, PLOT_HEIGHT)
+    return [html.H3("Few pairs or many"), parts.graph(plot, dark, "pairs")]
 
 
 def over_steps(lines: Lines, pair: str, dark: bool) -> list[Any]:

@@ -22,6 +22,7 @@ from dynolab.report.figure import Figure, buttons, in_panel, spread, subplots
 from dynolab.report.forces.matrices import kernel_size_figure, stability_figure
 from dynolab.report.forces.token_map import token_map_figure
 from dynolab.report.inputs.study import ReportInputs
+from dynolab.report.ledger.concentration import concentration_plot
 from dynolab.report.ledger.fallen import half_of_a_fall
 from dynolab.report.ledger.page import ledger_parts
 from dynolab.report.page import Fold, Page, Section, Words, page_html, write_page, write_summary
@@ -153,6 +154,7 @@ def _page(inputs: ReportInputs, results: Found) -> Page:
             gap_figure(results.paths),
             squeezing_figure(inputs.squeezing, titles) if inputs.squeezing else None,
             try_section(inputs, results.pairs),
+            _concentration(results, words),
             pushers,
             hardest or (token_map_figure(maps[-1]) if maps else None),
             causes,
@@ -178,6 +180,13 @@ def _squeezed(inputs: ReportInputs, results: Found, titles: Mapping[str, str]) -
         return None
     title = titles[inputs.trainings[-1].name]
     return position_figure(inputs.squeezing.position, results.prompts, title)
+
+
+def _concentration(results: Found, words: Words) -> Figure | None:
+    """Whether few pairs or many pulled the fallen answers down."""
+    if not results.pulls.half:
+        return None
+    return words.figure("concentration", concentration_plot(results.pulls, 320))
 
 
 def _details(
