@@ -27,7 +27,8 @@ denominators as they were. By optimizer, means over seeds with their 95 % interv
   changes; `seconds_…`: CPU seconds. `closure_max_…`: over a functional's path.
 - `…_METHOD`: the same of `group_lines`, in which a group is left out together; `shares`, of steps
   whose clip factor and second moment are frozen; `tracin`, Σ η ⟨∇q, g⟩; `words`, common ones with
-  the chosen answer less those with the rejected; `random`; and, with DYNOLAB_BERGSON, its `ekfac`,
+  the chosen answer less those with the rejected; `another_order`, what leaving the same pairs out
+  of batches in another order changed, which bounds what does not know the order; `random`; and, with DYNOLAB_BERGSON, its `ekfac`,
   `trackstar` and `tracin`, as of `bergson`.
 
 `long`: the same of 100 steps on 120 pairs without groups of 24, one seed: `lds_long_…` is the mean
@@ -116,6 +117,8 @@ PROMPT, ANSWER, LEAST = 250, 150, 10
 QUOTES = str.maketrans("", "", "‘’“”")
 """Which the smaller model has no token for."""
 REPEATS = 5
+ANOTHER = 1_000
+"""What is added to a seed for batches in another order."""
 
 Sums = Float[np.ndarray, "sets functionals"]
 
@@ -329,19 +332,21 @@ def single_steps(_: Path) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Retrained:
-    """A training's records, and what it changed that sets of pairs were left out of it."""
+    """A training's records, and what it changed that sets of pairs were left out of it, and of the
+    training with its pairs in another order."""
 
     pairs: Pairs
     records: list[StepRecord]
     functionals: list[Functional]
     sets: list[list[str]]
     effects: Sums
+    reordered: Sums
 
     @classmethod
     def of(cls, pairs: Pairs, config: LoopConfig, steps: int, size: int, seed: int) -> Retrained:
         """`GROUPS` sets of `size` pairs and `SINGLE` of one; the last pairs are not trained on."""
         rows = pairs.examples[:-WATCHED]
-        batches, random = drawn(rows, steps, 4, seed), np.random.default_rng(seed)
+        random = np.random.default_rng(seed)
         answers = [row.chosen for row in pairs.examples[-WATCHED:] + rows[:WATCHED]]
         policy, batch = pairs.policy, pairs.policy.batch(answers)
 
@@ -352,10 +357,16 @@ class Retrained:
         ids = [row.id for row in rows]
         sets = [random.choice(ids, size, replace=False).tolist() for _ in range(GROUPS)]
         sets += [[name] for name in ids[:SINGLE]]
-        records = list(pairs.train(config, batches))
-        retrained = [end([*pairs.train(config, batches, some)][-1]) for some in sets]
         functionals = [Functional.mean(str(n), [own]) for n, own in enumerate(answers)]
-        return cls(pairs, records, functionals, sets, end(records[-1]) - np.stack(retrained))
+
+        def effects(batches: Sequence[Sequence[Any]], records: Sequence[StepRecord]) -> Sums:
+            retrained = [end([*pairs.train(config, batches, some)][-1]) for some in sets]
+            return end(records[-1]) - np.stack(retrained)
+
+        batches, others = drawn(rows, steps, 4, seed), drawn(rows, steps, 4, seed + ANOTHER)
+        records = list(pairs.train(config, batches))
+        reordered = effects(others, list(pairs.train(config, others)))
+        return cls(pairs, records, functionals, sets, effects(batches, records), reordered)
 
     @property
     def ids(self) -> list[str]:
@@ -444,6 +455,7 @@ class Retrained:
             "shares": self.shares,
             "tracin": partial(self.of_pairs, plain=True),
             "words": self.words,
+            "another_order": lambda: self.reordered,
             "random": lambda: self.summed(dict(zip(self.ids, noise, strict=True))),
         }
         if self.records[0].facts.optimizer.momentum:
