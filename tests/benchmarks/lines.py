@@ -28,8 +28,8 @@ denominators as they were. By optimizer, means over seeds with their 95 % interv
 - `…_METHOD`: the same of `group_lines`, in which a group is left out together; `shares`, of steps
   whose clip factor and second moment are frozen; `tracin`, Σ η ⟨∇q, g⟩; `words`, common ones with
   the chosen answer less those with the rejected; `another_order`, what leaving the same pairs out
-  of batches in another order changed, which bounds what does not know the order; `random`; and, with DYNOLAB_BERGSON, its `ekfac`,
-  `trackstar` and `tracin`, as of `bergson`.
+  of batches in another order changed, which bounds what does not know the order; `random`; and,
+  with DYNOLAB_BERGSON, its `ekfac`, `trackstar` and `tracin`, as of `bergson`.
 
 `long`: the same of 100 steps on 120 pairs without groups of 24, one seed: `lds_long_…` is the mean
 over all 12 answers, `lds_low_long_…` and `lds_high_long_…` the ends of a bootstrap over groups. The
