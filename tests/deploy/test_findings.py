@@ -218,13 +218,9 @@ def test_a_cell_s_p_is_that_of_its_values_and_of_the_figure_that_decides_least()
     assert all(c.q == pytest.approx(shares[c.p]) for c in cells if c.p is not None)
 
 
-DUE = {"bergson-builtin", "counterfactual-builtin"}
-"""Tables whose lines are of the former definition, shares of a step: to be measured again."""
-
-
 def test_no_table_is_due_to_be_measured_again() -> None:
     stale = {name for name, table in claims.tables().items() if claims.stale(table)}
-    assert stale <= DUE
+    assert not stale
     raised = {"stages": {"a": {"stage": "sft", "version": 1}, "b": {"key": "of a log"}}}
     assert claims.stale(raised) == ["a"]
 
