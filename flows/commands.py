@@ -111,7 +111,7 @@ def start(
     files = stages.get("preference", shown).short
     lines = [f"files   {invocation()} path {files} fetches them from {settings.store}"]
     if not running_services(settings.home):
-        lines.append(f"later   {invocation()} up shows these runs in Prefect and MLflow")
+        lines.append(_later())
     if page.with_name(f"{parameters.name}-{REMEDIES}").exists() and REMEDIES in flow.beside:
         lines.append(f"next    {remedies_command(parameters.name)}")
     console.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
@@ -140,9 +140,12 @@ def start_sweep(file: Path, changes: Sequence[str], choices: Wanted) -> None:
     if choices.plan:
         _show_trial_plan(parameters, choices)
         return
+    settings = Settings.from_environment()
+    # Servers that the command starts end with it, and what it prints must not lead there.
+    servers_stay = bool(settings.mlflow_tracking_uri or running_services(settings.home))
     trials = run_on_servers(FLOW, parameters)
-    page = Settings.from_environment().reports / f"{parameters.name}.html"
-    _show_trials(parameters, trials, page)
+    page = settings.reports / f"{parameters.name}.html"
+    _show_trials(parameters, trials, page, servers_stay=servers_stay)
     if choices.json:
         print_json(flow=FLOW.name, name=parameters.name, page=str(page), **trials)
 
@@ -275,7 +278,9 @@ def _show_trial_plan(parameters: SweepParameters, choices: Wanted) -> None:
         print_json(trials=trials)
 
 
-def _show_trials(parameters: SweepParameters, trials: dict[str, Any], page: Path) -> None:
+def _show_trials(
+    parameters: SweepParameters, trials: dict[str, Any], page: Path, *, servers_stay: bool
+) -> None:
     tried = parameters.tried
     table = Table(
         "trial", "ended", *tried.values(), *parameters.objectives, box=None, pad_edge=False
@@ -288,9 +293,16 @@ def _show_trials(parameters: SweepParameters, trials: dict[str, Any], page: Path
             *(short(row["values"].get(name, "")) for name in parameters.objectives),
         )
     console.print(table)
-    if trials["compare"]:
+    if trials["compare"] and servers_stay:
         console.print(f"compare {trials['compare']}", highlight=False, soft_wrap=True)
     console.print(f"page    {page}", highlight=False, soft_wrap=True)
+    if not servers_stay:
+        console.print(_later(), highlight=False, soft_wrap=True, markup=False)
+
+
+def _later() -> str:
+    """The line that says how to see runs once the command's own servers have ended."""
+    return f"later   {invocation()} up shows these runs in Prefect and MLflow"
 
 
 RECONCILED = {

@@ -16,7 +16,7 @@ from dynolab.report.comparison.sweep import write_sweep_page
 from dynolab.results.study import MetricsLine
 from dynolab.results.sweep import TrialRow
 from dynolab.store import Claim, Store
-from flows import run
+from flows import commands, run
 from flows.parameters.validation import validated
 from flows.sweep.parameters import SweepParameters
 from flows.sweep.run import check_sweep, run_trials
@@ -347,6 +347,18 @@ def test_the_page_tells_the_best_trials_and_escapes_names(tmp_path: Path) -> Non
     assert all(f'id="plot-{name}"' in page for name in drawn)
     write_sweep_page(file, name="none", objectives=one, settings=shown, rows=[])
     assert "0 trials" in file.read_text()
+
+
+@pytest.mark.parametrize("servers_stay", [True, False])
+def test_links_to_servers_that_end_with_the_command_are_not_printed(
+    servers_stay: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = "http://127.0.0.1:1/#/compare-runs"
+    ended = {"trials": [], "best": [], "compare": address}
+    commands._show_trials(a_sweep(), ended, Path("beta.html"), servers_stay=servers_stay)
+    printed = capsys.readouterr().out
+    assert (address in printed) is servers_stay
+    assert (" up " in printed) is not servers_stay
 
 
 def run_sweep(lab: Lab, file: Path, parameters: SweepParameters) -> str:
