@@ -211,7 +211,13 @@ def test_runs_are_reached_by_nobody_and_ranks_by_each_other_alone() -> None:
 
 
 SBATCH = ROOT / "deploy" / "slurm" / "dynolab.sbatch"
-SRUN = '#!/bin/sh\necho "$@"\n'
+SRUN = """#!/bin/sh
+echo "$@" | tee -a "$(dirname "$0")/calls"
+case "$SLURM_JOB_NUM_NODES $*" in
+    3*--relative=0*) until grep -q relative=1 "$(dirname "$0")/calls"; do sleep 0.05; done ;;
+esac
+"""
+"""What it is told. The first node's ends after the others' has begun, which ends with it."""
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
