@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -63,6 +63,7 @@ class Composed:
         self.health = {name: free_port() for name in services()}
         ports = {name: free_port() for name in ("postgres", "redis", "prefect-server", "mlflow")}
         self.postgres, self.redis = ports["postgres"], ports["redis"]
+        self.begun: list[subprocess.Popen[bytes]] = []
         self.prefect, self.mlflow = (
             f"http://127.0.0.1:{ports[name]}" for name in ("prefect-server", "mlflow")
         )
@@ -125,6 +126,7 @@ class Composed:
                 env=self.environment(name),
                 start_new_session=True,
             )
+        self.begun.append(process)
         deadline = time.monotonic() + START_SECONDS
         while not self.is_ready(name, process):
             assert process.poll() is None, self.log(name).read_text()[-3000:]
@@ -205,6 +207,9 @@ def composed(s3_server: str) -> Iterator[Composed]:
                 yield composed
             finally:
                 kill_marked(f"DYNOLAB_TEST={composed.marker}")
+                for process in composed.begun:  # Redis writes its title over what marks it
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
 
 
 def workers_may_do_nothing_in_databases_but_sweep(composed: Composed) -> None:
