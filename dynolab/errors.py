@@ -110,9 +110,9 @@ class RankFailed(DynolabError):
         if self.reason:
             return f"{self.reason} (raised by {who})"
         tail = "".join(f"\n    {line}" for line in self.last_lines)
-        told_by = f"; its last lines:{tail}\n" if tail else " and said nothing of an error. "
+        ending = f"; its last lines:{tail}\n" if tail else " and said nothing of an error. "
         return (
-            f"{who} {_how_it_ended(self.exit_code)}{told_by}Run the same command again: it goes on "
+            f"{who} {_how_it_ended(self.exit_code)}{ending}Run the same command again: it goes on "
             "from the newest state that was saved"
         )
 

@@ -134,8 +134,8 @@ class Standing:
     """A run against the baseline: the measures on which it is clearly better, and clearly worse.
 
     `end`: its mean difference from the baseline, by which equals are ordered; `lost`: what its
-    answers clearly lose, whatever became of likelihoods; `decisive`: measures of which a run
-    must be better on one.
+    answers clearly lose (`losses`), even if they became likelier; `decisive`: measures of which a
+    run must be better on one.
     """
 
     run: str

@@ -163,13 +163,13 @@ def main() -> None:
     """Print the figures, and keep results and tables in `--home`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--home", type=Path)
-    folder_kept = parser.parse_args().home
+    chosen_home = parser.parse_args().home
     bergson = Path(os.environ.get("DYNOLAB_BERGSON", ""))
     if not (bergson / "bin" / "python").exists():
         sys.exit("set DYNOLAB_BERGSON to the folder of an environment with Bergson; see above")
     os.environ |= {**COMPUTING, **os.environ}
     with tempfile.TemporaryDirectory() as folder:
-        home = folder_kept or Path(folder)
+        home = chosen_home or Path(folder)
         home.mkdir(exist_ok=True)
         report(compared(InProcess(home), home, bergson))
 

@@ -131,31 +131,29 @@ def compare_retrainings(work: Work[CounterfactualConfig]) -> dict[str, float]:
     ledger = read_ledger(work.input_folder("ledger"), work.input_folder("data"))
     estimates = estimates_of(work, ledger)
     with work.shown(len(config.groups)) as progress:
-        with_all = ends(work, WHOLE, ledger)
+        whole = ends(work, WHOLE, ledger)
+        seed = config.another_order
+        reordered = None if seed is None else ends(work, reseeded(WHOLE, seed), ledger)
         effects: list[Effect] = []
         for number, group in enumerate(config.groups, start=1):
-            without = ends(work, group.name, ledger)
-            measured = {name: without[name] - value for name, value in with_all.items()}
+            measured = less(ends(work, group.name, ledger), whole)
             forecasts = {
-                estimate: {
-                    name: -sum(totals[name, example] for example in group.examples)
-                    for name in with_all
-                }
+                estimate: without_lines_of(group, totals, list(whole))
                 for estimate, totals in estimates.items()
             }
-            if group.answer is None and config.another_order is not None:
-                forecasts["another order"] = changes_in_another_order(work, group.name, ledger)
-            effects += [
-                Effect(
-                    group=group.name,
-                    functional=name,
-                    estimate=estimate,
-                    predicted=predicted,
-                    measured=measured[name],
-                )
-                for estimate, by_functional in forecasts.items()
-                for name, predicted in by_functional.items()
-            ]
+            if group.answer is None and seed is not None and reordered is not None:
+                again = ends(work, reseeded(group.name, seed), ledger)
+                forecasts["another order"] = less(again, reordered)
+            for estimate, predicted in forecasts.items():
+                for name in whole:
+                    effect = Effect(
+                        group=group.name,
+                        functional=name,
+                        estimate=estimate,
+                        predicted=predicted[name],
+                        measured=measured[name],
+                    )
+                    effects.append(effect)
             progress.update(number, group.name)
     repeats = repeats_of(work, ledger, effects)
     agreements = agree(effects, config.groups, repeats)
@@ -209,15 +207,16 @@ def estimates_of(work: Work[CounterfactualConfig], ledger: LedgerReader) -> dict
     return totals
 
 
-def changes_in_another_order(
-    work: Work[CounterfactualConfig], group: str, ledger: LedgerReader
+def without_lines_of(
+    group: Dropped, totals: Totals, functionals: Sequence[str]
 ) -> dict[str, float]:
-    """What the removal of a group did to every functional of the training in another order."""
-    seed = work.config.another_order
-    assert seed is not None
-    with_all = ends(work, reseeded(WHOLE, seed), ledger)
-    without = ends(work, reseeded(group, seed), ledger)
-    return {name: without[name] - value for name, value in with_all.items()}
+    """What an estimate says that dropping a group does to each functional, by its name, in nats."""
+    return {name: -sum(totals[name, example] for example in group.examples) for name in functionals}
+
+
+def less(values: Mapping[str, float], others: Mapping[str, float]) -> dict[str, float]:
+    """The differences of every functional, by its name, in nats."""
+    return {name: value - others[name] for name, value in values.items()}
 
 
 def ends(work: Work[CounterfactualConfig], name: str, ledger: LedgerReader) -> dict[str, float]:

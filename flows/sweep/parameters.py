@@ -161,7 +161,7 @@ class SweepParameters(FlowParameters):
     @property
     def tried(self) -> dict[str, str]:
         """The settings of `space` that differ between trials → their shortest names that tell them
-        apart, all of one dotted part where these do; all settings if none differs."""
+        apart (`shortest_names`); all settings if none differs."""
         varied = [
             name
             for name, dimension in self.space.items()

@@ -5,7 +5,8 @@
 Prints one JSON object, within a minute.
 
 - `commands_tried`: commands that the pages of a small study print, and those that train as a run
-  of its remedies; `commands_wrong`: those that fail, or mean other runs than they are printed for.
+  of its remedies; `commands_wrong`: of these, the ones that fail or train other runs than they are
+  printed for.
 - `share_of_half_shown`: whether a study's first lines say how many pairs make half of a fall.
 - `best_marks_that_lose`: of the stored tables of remedies, those whose best run clearly loses right
   answers or contests against the baseline. `tables_with_a_best`: those that name one.
@@ -64,9 +65,9 @@ class StoredTable(ArmTable):
         return self._interval(matched if split == "matched" else f"differences/{arm}/{name}")
 
     def _interval(self, name: str) -> Interval:
-        known = self._estimates.get(name, {"mean": nan, "low": nan, "high": nan, "n": 0})
-        low, high = (nan if known[end] is None else known[end] for end in ("low", "high"))
-        return Interval(known["mean"], low, high, known["n"])
+        estimate = self._estimates.get(name, {"mean": nan, "low": nan, "high": nan, "n": 0})
+        low, high = (nan if estimate[end] is None else estimate[end] for end in ("low", "high"))
+        return Interval(estimate["mean"], low, high, estimate["n"])
 
 
 def best_marks_that_lose() -> dict[str, int]:
@@ -100,8 +101,8 @@ def share_of_half(folder: Path) -> dict[str, bool]:
 
 def main() -> None:
     """Prints the figures beside their bars."""
-    with TemporaryDirectory() as made, TemporaryDirectory() as written:
-        figures = commands(Path(made)) | share_of_half(Path(written)) | best_marks_that_lose()
+    with TemporaryDirectory() as home, TemporaryDirectory() as pages:
+        figures = commands(Path(home)) | share_of_half(Path(pages)) | best_marks_that_lose()
     report(figures, at_least=AT_LEAST, at_most=AT_MOST)
 
 

@@ -155,8 +155,8 @@ def over_ceiling(tables: dict[str, dict[str, Any]]) -> dict[str, float]:
         # Of lines: `lds_heldout_OPTIMIZER_METHOD`, and without a method the lines themselves.
         estimates = table["estimates"]
         for figure in estimates:
-            optimizer, found, _ = figure.partition("_another_order")
-            if found and optimizer.startswith("lds_heldout_"):
+            optimizer, separator, _ = figure.partition("_another_order")
+            if separator and optimizer.startswith("lds_heldout_"):
                 for method in estimates:
                     if method.startswith(optimizer):
                         share = estimates[method]["mean"] / estimates[figure]["mean"]
@@ -167,14 +167,12 @@ def over_ceiling(tables: dict[str, dict[str, Any]]) -> dict[str, float]:
 def objectives(study: str) -> int:
     """How many different losses the arms of a study file have."""
     settings = yaml.safe_load((STUDIES / f"{study.replace('-', '_')}.yaml").read_text())
-    arms = settings.get("arms", {}).values()
-    return len(
-        {
-            str((arm["objective"]["name"], arm["objective"].get("loss_type")))
-            for arm in arms
-            if "objective" in arm
-        }
-    )
+    losses = set()
+    for arm in settings.get("arms", {}).values():
+        if "objective" in arm:
+            objective = arm["objective"]
+            losses.add(str((objective["name"], objective.get("loss_type"))))
+    return len(losses)
 
 
 def main() -> None:

@@ -96,7 +96,9 @@ class Trainings:
         again = self._run(removed, {"filter", "preference"})["preference"]
         forecasts = [self.ledger.without(pairs, refilled=on) for on in (True, False)]
         trained = self.ends(again) - self.ends(self.results["preference"])
-        refilled, plain = (np.array([own[name] for name in self.answers]) for own in forecasts)
+        refilled, plain = (
+            np.array([forecast[name] for name in self.answers]) for forecast in forecasts
+        )
         figures = [round(float(values.mean()), 3) for values in (refilled, plain, trained)]
         print(len(pairs), answer, figures, file=sys.stderr, flush=True)
         return Removal(len(pairs), answer, refilled, plain, trained)
@@ -120,27 +122,27 @@ def removals(folder: Path) -> dict[str, float]:
     done = [trainings.without(*blamed) for blamed in removal_sets(trainings.ledger)]
     figures = {"order_nats": rms(order)}
     for size in SIZES:
-        figures |= figures_of([own for own in done if own.size == size], f"_{size}")
+        figures |= figures_of([removal for removal in done if removal.size == size], f"_{size}")
     return figures | figures_of(done, "")
 
 
 def figures_of(removed: list[Removal], label: str) -> dict[str, float]:
     """Figures of some sets."""
     figures = {}
+    parts = ("forecast", "plain", "trained")
     for prefix, blamed in (("", True), ("drawn_", False)):
-        some = [own for own in removed if (own.answer is not None) == blamed]
+        sets = [removal for removal in removed if (removal.answer is not None) == blamed]
         forecast, plain, trained = (
-            np.concatenate([getattr(own, name) for own in some])
-            for name in ("forecast", "plain", "trained")
+            np.concatenate([getattr(removal, part) for removal in sets]) for part in parts
         )
         if blamed:
             figures |= sums(forecast, plain, trained, "all_removal")
             # Of each set the answer that it is blamed for.
-            own = [
-                np.array([getattr(one, name)[one.answer] for one in some])
-                for name in ("forecast", "plain", "trained")
+            of_answers = [
+                np.array([getattr(removal, part)[removal.answer] for removal in sets])
+                for part in parts
             ]
-            figures |= sums(*own, "removal")
+            figures |= sums(*of_answers, "removal")
         figures |= {
             f"{prefix}removal_error": rms(forecast - trained) / rms(trained),
             f"{prefix}removal_error_plain": rms(plain - trained) / rms(trained),

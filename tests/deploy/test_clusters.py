@@ -217,7 +217,7 @@ case "$SLURM_JOB_NUM_NODES $*" in
     3*--relative=0*) until grep -q relative=1 "$(dirname "$0")/calls"; do sleep 0.05; done ;;
 esac
 """
-"""What it is told. The first node's ends after the others' has begun, which ends with it."""
+"""Prints its arguments. The first node's waits until the other nodes' has begun."""
 
 
 @pytest.mark.parametrize("nodes", [1, 3])

@@ -202,13 +202,15 @@ def test_pairs_and_what_if_show_the_ledgers_sums(incomplete: tuple[Study, str]) 
 def test_the_list_of_pairs_is_the_ledgers_before_and_after_steps_are_computed(
     study: Study, tmp_path: Path
 ) -> None:
-    own = alone(study, ledger=ledger_of(study, tmp_path))
-    training = own.training("preference")
+    with_ledger = alone(study, ledger=ledger_of(study, tmp_path))
+    training = with_ledger.training("preference")
     state = State(view="pairs", pair=training.record(STEPS[0]).examples[0].id)
-    before = text_of(pairs.listed(own, state))
-    assert "Whom it harms" in view(own, state)
-    assert text_of(pairs.listed(own, state)) == before
-    by_gradients = text_of(pairs.listed(own, state.model_copy(update={"metric": "gradient"})))
+    before = text_of(pairs.listed(with_ledger, state))
+    assert "Whom it harms" in view(with_ledger, state)
+    assert text_of(pairs.listed(with_ledger, state)) == before
+    by_gradients = text_of(
+        pairs.listed(with_ledger, state.model_copy(update={"metric": "gradient"}))
+    )
     assert by_gradients != before
     shutil.rmtree(training.cache)
 

@@ -408,5 +408,5 @@ def test_with_places_filled_forecasts_are_nearer_to_trainings_on_fewer_rows(poli
         plain.append(-lines[np.isin(ids, list(without))].sum(0))
         filled.append(plain[-1] + Responses(ids, sides, numbers).refilled(lines, without))
     size, right = np.linalg.norm(measured), np.mean(np.sign(filled) == np.sign(measured))
-    error, former = (np.linalg.norm(np.array(own) - measured) for own in (filled, plain))
+    error, former = (np.linalg.norm(np.array(forecast) - measured) for forecast in (filled, plain))
     assert right > 0.95 and error < 0.25 * size and error < 0.5 * former

@@ -107,9 +107,13 @@ def test_a_fall_is_by_few_pairs_or_by_many(
     pulls = Pulls.down([*pushers, replace(first, total=50.0)])
     assert (pulls.half, pulls.concentrated, len(pulls.pushers)) == (half, concentrated, len(totals))
     assert pulls.shares.sum() == pytest.approx(float(bool(totals)))
-    said = half_of_a_fall(pulls)
+    sentence = half_of_a_fall(pulls)
     named = [push.example for push in pushers[:half]]
-    assert all(name in said for name in named) if concentrated else not totals or str(half) in said
+    assert (
+        all(name in sentence for name in named)
+        if concentrated
+        else not totals or str(half) in sentence
+    )
 
 
 def test_the_hardest_pairs_shares_add_up_and_one_ten_and_half_are_marked(

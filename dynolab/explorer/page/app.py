@@ -198,16 +198,17 @@ def unknown_names(study: Study, state: State) -> list[str]:
     answers = [answer.row.pair_id for answer in training.answers.get(state.kind, ())]
     steps = [*training.recorded_steps, *(training.ledger.steps if training.ledger else ())]
     initial = State()
-    named: list[tuple[str, Sequence[object], Collection[object]]] = [
+    checked: list[tuple[str, Sequence[object], Collection[object]]] = [
         ("training", [state.training, state.beside], {initial.training, "", *study.trainings}),
         ("kind", [state.kind], {initial.kind, *training.answers}),
         ("watched answer", [state.answer], {"", *answers}),
         ("pair", [state.pair, *state.without], {"", *study.pairs}),
         ("step", [state.step, state.step_beside], {None, *steps}),
     ]
-    return [
-        f"no {what} {name}" for what, names, known in named for name in names if name not in known
-    ]
+    absent = []
+    for what, names, choices in checked:
+        absent += [f"no {what} {name}" for name in names if name not in choices]
+    return absent
 
 
 def _navigation(study: Study, state: State) -> Any:

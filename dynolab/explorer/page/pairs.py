@@ -67,8 +67,8 @@ def _mean_pushes(training: Training, state: State) -> tuple[dict[str, float], st
     if (stored := stored_pushes(training, state)) is not None:
         return stored
     label = style_of(state.kind).label
-    if (ledger_lines := training.known_lines(state.kind, state.asked)) is not None:
-        return _means(ledger_lines[0]), f"all {label} answers at the recorded steps"
+    if (recorded_lines := training.known_lines(state.kind, state.asked)) is not None:
+        return _means(recorded_lines[0]), f"all {label} answers at the recorded steps"
     return {}, f"{label} answers"
 
 
@@ -102,10 +102,10 @@ def _at_recorded_steps(
 ) -> list[Any]:
     """Whom it harms and helps at recorded steps, or would in place of another pair."""
     training = study.training(state.training)
-    ledger_lines = training.known_lines(state.kind, state.asked)
-    if ledger_lines is None:
+    recorded_lines = training.known_lines(state.kind, state.asked)
+    if recorded_lines is None:
         return []
-    lines = ledger_lines[0]
+    lines = recorded_lines[0]
     batch_steps = sorted(set(lines.step[lines.pair == pair.id].tolist()))
     if batch_steps and (state.step is None or not steps):
         plural = "s" if len(batch_steps) > 1 else ""

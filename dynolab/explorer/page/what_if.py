@@ -216,8 +216,8 @@ def _headline(training: Training, state: State, forecasts: Sequence[Forecast]) -
         changes.append(f"with {dose:g} of the rejected gradient")
     watched = training.answers.get(state.kind, [])
     label = style_of(state.kind).label
-    wanted = [state.answer] if state.answer else [answer.row.pair_id for answer in watched]
-    for name in wanted if changes else ():
+    candidates = [state.answer] if state.answer else [answer.row.pair_id for answer in watched]
+    for name in candidates if changes else ():
         for forecast in forecasts:
             if f"{name}, {label}" in forecast.names:
                 place = forecast.names.index(f"{name}, {label}")

@@ -136,11 +136,11 @@ def normed(rule: Rule, value: Float[Tensor, "*positions d"]) -> Float[Tensor, "*
     module: Any = rule.module
     still = value.new_zeros(shape_of(module.weight))  # its own may be split over ranks
     bias = {"bias": still} if getattr(module, "bias", None) is not None else {}
-    of_step, without = (
+    with_weight, without = (
         call_alone(module, {"weight": weight, **bias}, value)
         for weight in (torch.ones_like(still), still)
     )
-    return of_step - without
+    return with_weight - without
 
 
 def _by_autograd(

@@ -15,8 +15,10 @@ MARKED = (1, 10)
 def concentration_plot(pulls: Pulls, height: int) -> go.Figure:
     """The share of the whole pull that the first pairs make, by their number, the hardest first.
 
-    A line shows what it were if all pairs pulled alike; one pair, ten, and those that make half are
-    marked. `pulls` has a pair at least.
+    A dotted line shows the shares of pairs that all pull equally hard. Marks: one pair, ten pairs,
+    and the fewest that make half.
+
+    **Arguments:** `pulls`: of one pair at least; `height`: in pixels.
     """
     shares = pulls.shares.cumsum()
     pairs = len(shares)
