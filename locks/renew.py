@@ -2,9 +2,10 @@
 
     python locks/renew.py [options of `uv pip compile`, such as --upgrade-package prefect]
 
-It needs uv on the path. A package stands in one file, the first of these that needs it, so that an
+It needs uv on the path (`.venv/bin`). A package stands in one file, the first of these that needs it, so that an
 image installs what it uses and nothing else:
 
+- `installer.lock`: uv, which installs the others in seconds.
 - `build.lock`: what builds the packages that have no wheel, in place of pip's own choice.
 - `torch-cpu.lock`: torch's build for CPUs, which PyPI does not have.
 - `torch.lock`: torch as PyPI has it, and what it needs on GPUs.
@@ -71,6 +72,7 @@ def main() -> None:
     version = torch["torch"].split()[0].removeprefix("torch==")
     cpu = f"torch=={version}+cpu \\\n    --hash=sha256:{FOR_CPU[version]}\n"
     parts = {
+        "installer": ("what installs the others", compiled("uv")),
         "build": ("what builds packages without a wheel", compiled("setuptools")),
         "torch-cpu": ("torch for CPUs, of torch's own index", {"torch-cpu": cpu}),
         "torch": ("torch and what it needs on GPUs", torch),
