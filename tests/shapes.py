@@ -1,16 +1,18 @@
-"""A plugin of pytest: shapes in the annotations of some rooms are checked in every call.
+"""A plugin of pytest: shapes in the annotations of some rooms are checked as they are called.
 
 Before anything of the library is imported, jaxtyping's hook is set to hand the rooms' functions to
 `check_shapes`. `addopts` in pyproject.toml names the plugin; `-p no:tests.shapes` leaves it out.
 
-jaxtyping would wrap functions without shapes too, which makes the force tests take twice as long.
+jaxtyping would wrap functions without shapes too, and would check every call: either makes the force
+tests take twice as long. Here a test has the first `CHECKED_CALLS` calls of a function checked.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from inspect import isclass
 from types import CodeType, FunctionType
 from typing import Any, get_args, get_type_hints
@@ -48,16 +50,50 @@ def pytest_load_initial_conftests() -> None:
     jaxtyping.jaxtyped = lambda *, typechecker: partial(check_where_shaped, typechecker)
 
 
+Definition = tuple[str, str, CodeType]
+"""Module, name and code: functions within functions are made in every call of the outer one."""
+
+CHECKED_CALLS = 10
+CALLS: Counter[Definition] = Counter()
+"""Calls in the running test that were checked."""
+
+
+def pytest_runtest_logstart() -> None:
+    """Every test begins to count anew."""
+    CALLS.clear()
+
+
 def check_where_shaped(typechecker: Callable[..., Any], target: Any) -> Any:
     """jaxtyping's decorator on functions and data classes with shapes; others stay as they are."""
     function = target.__init__ if isclass(target) else target
-    if not isinstance(function, FunctionType):
+    if not isinstance(function, FunctionType) or not names_shapes(function):
         return target
-    return jaxtyped(target, typechecker=typechecker) if names_shapes(function) else target
+    if isclass(target):
+        return jaxtyped(target, typechecker=typechecker)
+    return check_first_calls(typechecker, target)
 
 
-NAMES_SHAPES: dict[tuple[str, str, CodeType], bool] = {}
-"""By definition: functions within functions are made in every call."""
+def check_first_calls(
+    typechecker: Callable[..., Any], function: FunctionType
+) -> Callable[..., Any]:
+    """A function whose first calls in a test are checked by jaxtyping."""
+    definition = function.__module__, function.__qualname__, function.__code__
+    checked: Callable[..., Any] | None = None
+
+    @wraps(function)
+    def sometimes_checked(*arguments: Any, **named: Any) -> Any:
+        nonlocal checked
+        if CALLS[definition] >= CHECKED_CALLS:
+            return function(*arguments, **named)
+        CALLS[definition] += 1
+        if checked is None:
+            checked = jaxtyped(function, typechecker=typechecker)
+        return checked(*arguments, **named)
+
+    return sometimes_checked
+
+
+NAMES_SHAPES: dict[Definition, bool] = {}
 
 
 def names_shapes(function: FunctionType) -> bool:
