@@ -48,6 +48,7 @@ PLACES = {
     "sums": (MADE, "sums"),
     "doses": (MADE, "equal margins"),
     "objectives": (MADE, "thirteen losses"),
+    "scaling": (MADE, "scaled rewards"),
 }
 """Last part of a table's name → its column, and where in it; `builtin` has none but digits."""
 MADE_TASKS = ("speed/coherent-contradictory", "adaptation")
