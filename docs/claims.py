@@ -48,6 +48,7 @@ PLACES = {
     "sums": (MADE, "sums"),
     "doses": (MADE, "equal margins"),
     "objectives": (MADE, "thirteen losses"),
+    "scaling": (MADE, "scaled rewards"),
 }
 """Last part of a table's name → its column, and where in it; `builtin` has none but digits."""
 MADE_TASKS = ("speed/coherent-contradictory", "adaptation")
@@ -100,6 +101,8 @@ class Cell:
         n = self.figures[0].n
         unit = "seeds" if n == self.seeds else "prompts" if self.column == AUTHORS else "cases"
         size = f"{n:,} {unit}" if n > 1 else "one run" if self.column != AUTHORS else "means alone"
+        if self.figures[0].pairs is not None:
+            size += f" and {self.figures[0].pairs:,} pairs"
         # The file of `mitigation-hh` has the settings of `-helpful`, too.
         study = f"./{self.table.removesuffix('-helpful').replace('-', '_')}.yaml"
         study = AUTHORS_FILE if self.column == AUTHORS else self.program or study
@@ -136,10 +139,28 @@ def stale(table: dict[str, Any]) -> list[str]:
     ]
 
 
+class UniqueKeys(yaml.SafeLoader):
+    """Refuses a claim that stands twice in a group: YAML would keep the last alone."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping; **raises** `ValueError` for a name that stands twice."""
+        names = [key.value for key, _ in node.value]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"{name!r} stands twice in a group: give claims different names")
+        return super().construct_mapping(node, deep)
+
+
+def read_claims(text: str) -> dict[str, dict[str, str]]:
+    """Group → claim → what decides it."""
+    groups: dict[str, dict[str, str]] = yaml.load(text, UniqueKeys)
+    return groups
+
+
 def claims() -> dict[str, dict[str, list[Cell]]]:
     """Group → claim → where it was tried, each with its `q` among all of them."""
     stored = tables()
-    groups = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+    groups = read_claims(Path(__file__).with_suffix(".yaml").read_text())
     tried: dict[str, dict[str, list[Cell]]] = {}
     for group, sources in groups.items():
         tried[group] = {}
@@ -263,7 +284,7 @@ def _interval(table: dict[str, Any], name: str) -> Interval | None:
     if known["mean"] is None:
         return None
     low, high = (nan if known[end] is None else known[end] for end in ("low", "high"))
-    return Interval(known["mean"], low, high, known["n"])
+    return Interval(known["mean"], low, high, known["n"], known.get("pairs"))
 
 
 def _best(cells: Iterator[Cell]) -> list[Cell]:

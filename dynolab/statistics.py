@@ -6,9 +6,10 @@ scipy loads its `stats`, which takes about a second, when a function here first 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 
 import numpy as np
 import scipy
@@ -17,25 +18,37 @@ from numpy import ndarray
 
 RESAMPLES = 1000
 LDS_DRAWS = 2000
+NORMAL_975 = 1.959964
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its 95% interval over `n` pairs; NaN where there is none."""
+    """A mean with its 95% interval over `n` pairs; NaN where there is none.
+
+    `pairs`: how many different pairs the n seeds measured, where the interval is over both.
+    """
 
     mean: float
     low: float
     high: float
     n: int
+    pairs: int | None = None
 
     def as_dict(self) -> dict[str, float | int | None]:
-        """The fields for JSON, with None for NaN."""
+        """The fields for JSON, with None for NaN; `pairs` only where it counts."""
         low, mean, high = (x if np.isfinite(x) else None for x in (self.low, self.mean, self.high))
-        return {"mean": mean, "low": low, "high": high, "n": self.n}
+        fields: dict[str, float | int | None] = {
+            "mean": mean,
+            "low": low,
+            "high": high,
+            "n": self.n,
+        }
+        return fields if self.pairs is None else fields | {"pairs": self.pairs}
 
     def times(self, factor: float) -> Interval:
         """Converts to another unit; the factor must be positive."""
-        return Interval(factor * self.mean, factor * self.low, factor * self.high, self.n)
+        low, high = factor * self.low, factor * self.high
+        return replace(self, mean=factor * self.mean, low=low, high=high)
 
 
 @cache
@@ -181,6 +194,48 @@ def bootstrap(
             rng=np.random.default_rng(0),
         )
     return percentile_ends(redrawn.bootstrap_distribution)
+
+
+def over_seeds_and_pairs(
+    statistic: Callable[[int, Int[ndarray, "draws pairs"]], Float[ndarray, " draws"]],
+    pairs: Sequence[Sequence[Hashable]],
+) -> Interval:
+    """Mean over seeds of a statistic of pairs, with a 95% interval over seeds and pairs.
+
+    Seeds that measure the same pairs vary together with these, which their spread does not show:
+
+        Var = s²/n + mean over seeds s ≠ t of Cov(T_s, T_t)
+
+    is unbiased whether all pairs, some or none are in several seeds; of none it is Student's
+    interval over seeds, `mean_interval`. The covariance is the jackknife's over pairs. `pairs` of
+    the result counts different ones, and is None where seeds share none.
+
+    **Arguments:**
+
+    - `statistic`: of a seed, maps every draw's indices of its pairs to one value.
+    - `pairs`: names of every seed's pairs; a name stands for the same pair in every seed.
+    """
+    places = {name: place for place, name in enumerate(dict.fromkeys(chain(*pairs)))}
+    seeds = len(pairs)
+    values = np.full(seeds, np.nan)
+    influences = np.zeros((seeds, len(places)))
+    for seed, names in enumerate(pairs):
+        count = len(names)
+        if not count:
+            continue
+        values[seed] = statistic(seed, np.arange(count)[None])[0]
+        others = np.nonzero(~np.eye(count, dtype=bool))[1].reshape(count, count - 1)
+        without = statistic(seed, others) if count > 1 else np.array([np.nan])
+        influence = ((count - 1) / count) ** 0.5 * (without - without.mean())
+        influences[seed, [places[name] for name in names]] = influence
+    over_seeds = mean_interval(values)
+    if len(places) == sum(map(len, pairs)):
+        return over_seeds
+    shared = influences @ influences.T
+    covariance = (shared.sum() - shared.trace()) / (seeds * (seeds - 1))
+    half = np.hypot(over_seeds.high - over_seeds.mean, NORMAL_975 * max(covariance, 0.0) ** 0.5)
+    low, high = over_seeds.mean - half, over_seeds.mean + half
+    return replace(over_seeds, low=float(low), high=float(high), pairs=len(places))
 
 
 def percentile_ends(draws: Float[ndarray, " draws"]) -> tuple[float, float]:

@@ -236,6 +236,6 @@ def _figures(page: Path) -> str:
     )
 
 
-def _mean(n: int, **ends: float | None) -> str:
+def _mean(n: int, pairs: int | None = None, **ends: float | None) -> str:
     numbers = {end: math.nan if value is None else value for end, value in ends.items()}
-    return f"{with_interval(Interval(**numbers, n=n))} ({n})"
+    return f"{with_interval(Interval(**numbers, n=n, pairs=pairs))} ({n})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -74,8 +74,9 @@ def audit(work: Work[AuditJob]) -> dict[str, float]:
     config = work.config
     folder = work.input_folder("model", "model")
     encoder = load_encoder(folder)
-    pairs = read_pairs(work, encoder, "train", config.pairs)
-    heldout = read_pairs(work, encoder, "heldout", config.heldout_pairs)
+    data = work.input_folder("data")
+    pairs = read_pairs(data, encoder, "train", config.pairs)
+    heldout = read_pairs(data, encoder, "heldout", config.heldout_pairs)
     objective: Any = build_objective(config.objective)
     with work.shown(len(pairs) + len(heldout)) as progress:
         rows = audit_pairs(
@@ -91,15 +92,13 @@ def audit(work: Work[AuditJob]) -> dict[str, float]:
     return work.log_metrics(_metrics(rows) | encoder.counts.as_metrics())
 
 
-def read_pairs(
-    work: Work[Any], encoder: Encoder, split: str, first: int | None
-) -> list[EncodedExample]:
-    """Encodes the first pairs of a split of input `data`; leaves out those that the encoder drops.
+def read_pairs(data: Path, encoder: Encoder, split: str, first: int | None) -> list[EncodedExample]:
+    """Encodes the first pairs of a split in a folder of rows, without those the encoder drops.
 
     **Raises** `ConfigError` for rows without a rejected answer.
     """
 
-    pairs = list(islice(read_rows(work.input_folder("data") / f"{split}.jsonl", Example), first))
+    pairs = list(islice(read_rows(data / f"{split}.jsonl", Example), first))
     check_sides(pairs, (CHOSEN, REJECTED), "audit")
     return [example for row in pairs if (example := encoder.example(row)) is not None]
 
@@ -171,12 +170,7 @@ def _changes(
     """The change in log-probability of every audited chosen answer, and its `word_overlap`."""
 
     folder = work.input_folder("model", "model")
-    encoder = load_encoder(folder)
-    encoded: dict[tuple[Split, str], EncodedExample] = {
-        (split, pair.id): pair
-        for split in get_args(Split)
-        for pair in read_pairs(work, encoder, split, None)
-    }
+    encoded = encoded_pairs(work.input_folder("data"), folder)
     scored = [row for row in rows if (row.split, row.pair_id) in encoded]
     pairs = [encoded[row.split, row.pair_id] for row in scored]
     model, tokenizer = load_model(folder)
@@ -186,17 +180,33 @@ def _changes(
         int(tokenizer.pad_token_id),
         work.config.batch,
     )
-    overlaps = word_overlap(pairs, sum(row.split == "train" for row in scored))
     changes = []
     for row, logps in zip(scored, scores, strict=True):
         after = float(logps.double().sum())
         changes.append(
             ChosenChange(pair_id=row.pair_id, split=row.split, change=after - row.chosen_logp)
         )
-    return changes, {
-        (row.split, row.pair_id): float(overlap)
-        for row, overlap in zip(scored, overlaps, strict=True)
-    }
+    return changes, word_overlaps(scored, encoded)
+
+
+def encoded_pairs(data: Path, model: Path) -> dict[tuple[Split, str], EncodedExample]:
+    """The pairs in a folder of rows, encoded for a folder's model, by split and id."""
+    encoder = load_encoder(model)
+    pairs: dict[tuple[Split, str], EncodedExample] = {}
+    for split in get_args(Split):
+        for pair in read_pairs(data, encoder, split, None):
+            pairs[split, pair.id] = pair
+    return pairs
+
+
+def word_overlaps(
+    rows: Sequence[PairAudit], pairs: Mapping[tuple[Split, str], EncodedExample]
+) -> dict[tuple[Split, str], float]:
+    """`word_overlap` of audited pairs, training pairs first, by split and id."""
+    places = [(row.split, row.pair_id) for row in rows]
+    training_pairs = sum(split == "train" for split, _ in places)
+    overlaps = word_overlap([pairs[place] for place in places], training_pairs)
+    return dict(zip(places, overlaps.tolist(), strict=True))
 
 
 FORESIGHT = Stage("foresight", 5, foresee, operational=("batch",))

@@ -18,6 +18,7 @@ from dynolab.statistics import (
     bootstrap,
     clear,
     mean_interval,
+    over_seeds_and_pairs,
     partial_rank_correlation,
     percentile_ends,
     rank_correlation,
@@ -193,6 +194,41 @@ def test_two_items_are_enough_to_redraw() -> None:
     # A quarter of the draws is the first item twice, a quarter the second twice.
     values = np.array([1.0, 2.0])
     assert bootstrap(lambda at: values[at].mean(-1), 2) == (1, 2)
+
+
+@pytest.mark.parametrize("layout", ["crossed", "half", "nested"])
+def test_an_interval_over_seeds_and_pairs_covers_as_often_as_it_says(layout: str) -> None:
+    """x_sp = a_s + b_p + e_sp with 5 seeds of 40 pairs, of which all, half or none are the same."""
+    rng = np.random.default_rng(0)
+    step = {"crossed": 0, "half": 20, "nested": 40}[layout]
+    names = [range(seed * step, seed * step + 40) for seed in range(5)]
+    covered, alone, squares = 0, 0, []
+    for _ in range(400):
+        pairs = rng.normal(0, 2, 200)
+        values = [rng.normal(0, 0.5) + pairs[[*own]] + rng.normal(0, 1, 40) for own in names]
+        both = over_seeds_and_pairs(lambda seed, at, of=values: of[seed][at].mean(-1), names)
+        seeds = mean_interval([own.mean() for own in values])
+        covered += both.low < 0 < both.high
+        alone += seeds.low < 0 < seeds.high
+        # Student's half over seeds, and the normal one of what these share.
+        shared = ((both.high - both.mean) ** 2 - (seeds.high - seeds.mean) ** 2) / 1.96**2
+        squares.append(((seeds.high - seeds.mean) / 2.7764) ** 2 + shared)
+    # Variance of the mean: of seeds, of pairs by how often each is there, and of single values.
+    counts = np.bincount(np.concatenate([[*own] for own in names]))
+    known = 0.25 / 5 + 4 * ((counts / 200) ** 2).sum() + 1 / 200
+    assert np.mean(squares) == pytest.approx(known, rel=0.1)
+    assert covered >= 0.93 * 400
+    assert (layout == "nested") == (alone == covered) and (alone < 350) == (layout == "crossed")
+    assert both.pairs == (None if layout == "nested" else 40 + 4 * step)
+
+
+def test_few_pairs_have_no_interval_over_seeds_and_pairs() -> None:
+    def mean_of(seed: int, drawn: np.ndarray) -> np.ndarray:
+        return np.array([[1.0, 2.0], [3.0, 4.0]])[seed][drawn].mean(-1)
+
+    single = over_seeds_and_pairs(mean_of, [["a"], ["a"]])
+    assert single.mean == 2 and math.isnan(single.low) and single.pairs == 1
+    assert over_seeds_and_pairs(mean_of, [[], []]).n == 0
 
 
 def test_percentile_ends_by_hand() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -117,16 +117,29 @@ def foresight(
 
     **Returns:** one row per split and ranking, in that order.
     """
-    change_of = {(change.split, change.pair_id): change.change for change in changes}
     foresights = []
+    for split, risks, change in risks_and_changes(rows, changes, overlaps, training_pairs):
+        foresights += _score_rankings(split, risks, change)
+    return foresights
+
+
+def risks_and_changes(
+    rows: Sequence[PairAudit],
+    changes: Sequence[ChosenChange],
+    overlaps: Mapping[tuple[Split, str], float],
+    training_pairs: int,
+) -> Iterator[tuple[Split, dict[Predictor, Float[ndarray, " pairs"]], Float[ndarray, " pairs"]]]:
+    """What is compared, split by split: every ranking's risk of a pair, and its change in nats.
+
+    Arguments as of `foresight`.
+    """
+    change_of = {(change.split, change.pair_id): change.change for change in changes}
     for split in dict.fromkeys(row.split for row in rows):
         changed = [row for row in rows if row.split == split and (split, row.pair_id) in change_of]
         if changed:
             change = np.array([change_of[split, row.pair_id] for row in changed])
             overlap = np.array([overlaps[split, row.pair_id] for row in changed])
-            risks = _risks(changed, overlap, training_pairs)
-            foresights += _score_rankings(split, risks, change)
-    return foresights
+            yield split, _risks(changed, overlap, training_pairs), change
 
 
 def _risks(

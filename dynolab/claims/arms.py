@@ -41,7 +41,8 @@ def assess_arms(objectives: Objectives, baseline: str, table: ArmTable) -> tuple
     """Judges all claims about the arms present.
 
     Baseline: it raises pass@1 and lowers pass@k (arXiv 2510.14807), and right answers do not
-    become likelier (Deng et al., arXiv 2505.18830); its answers lose entropy. NTHR: one update
+    become likelier (Deng et al., arXiv 2505.18830); its answers lose entropy and, in the world of
+    two strategies, take the rarer one less often. NTHR: one update
     displaces fewer questions than one of the baseline or of the random-token control, and lifts
     right answers more; of the tokens that it chooses more do harm than of all. SimKO, an entropy
     bonus, and training on right answers alone: pass@k is above the baseline's.
@@ -104,6 +105,14 @@ def _baseline_claims(arm: str, table: ArmTable) -> Iterator[Claimed]:
             "< 0",
             _difference(-1, table, arm, START, f"{split}/entropy", "nats"),
         )
+        other_way = f"{split}/by_other_way"
+        if other_way in table.names:
+            yield (
+                other_way,
+                f"Fewer answers to {prompts} prompts take the strategy that is no habit",
+                "< 0",
+                _difference(-1, table, arm, START, other_way),
+            )
     yield (
         "right",
         "Right answers to training prompts that were given before do not become likelier",

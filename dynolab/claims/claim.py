@@ -1,7 +1,8 @@
 """Claims about learning paths of trainings, and how each is measured.
 
-A claim's figures are means over training prompts or, with several seeds, over seeds; intervals are
-over the same units. Two trainings are compared pair by pair.
+A claim's figures are means over training prompts and, with several seeds, over seeds. Intervals are
+over prompts, or over seeds, or over both where all seeds train on the same pairs. Two trainings are
+compared pair by pair.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from numpy import ndarray
 from dynolab.claims.verdict import Sign, Verdict, on_side
 from dynolab.probes.paths import LearningPaths, change, peak_change
 from dynolab.results.study import ARGMAX
-from dynolab.statistics import Interval, mean_interval
+from dynolab.statistics import Interval, mean_interval, over_seeds_and_pairs
 
 Values = Float[ndarray, "pairs"]
 
@@ -93,22 +94,34 @@ class Claim:
         return tuple(differences)
 
 
-def judge(claim: Claim, seeds: Sequence[Trainings]) -> Verdict:
-    """The verdict; not measured if any seed lacks a training or kind of answer that it needs."""
+def judge(claim: Claim, seeds: Sequence[Trainings], *, same_pairs: bool = False) -> Verdict:
+    """The verdict; not measured if any seed lacks a training or kind of answer that it needs.
+
+    **Arguments:** `same_pairs`: whether all seeds train on the same pairs.
+    """
     figures = []
     if seeds and all(claim.is_measured(trainings) for trainings in seeds):
         parts_by_seed = [claim.parts(trainings) for trainings in seeds]
         for parts in zip(*parts_by_seed, strict=True):
-            interval = over_units([part.values for part in parts])
+            interval = over_units([part.values for part in parts], same_pairs=same_pairs)
             figures.append(on_side(parts[0].sign, parts[0].name, interval))
     return Verdict.of(claim.id, claim.training, claim.sentence, claim.expected, *figures)
 
 
-def over_units(seeds: Sequence[Values]) -> Interval:
-    """Mean over seeds of each seed's mean over pairs; with one seed, mean over its pairs."""
+def over_units(seeds: Sequence[Values], *, same_pairs: bool = False) -> Interval:
+    """Mean over seeds of each seed's mean over pairs; with one seed, mean over its pairs.
+
+    The interval is over seeds, or over seeds and pairs where all seeds measured the same pairs.
+    """
     if len(seeds) == 1:
         return mean_interval(seeds[0])
-    return mean_interval([mean_interval(values).mean for values in seeds])
+    if not same_pairs:
+        return mean_interval([mean_interval(values).mean for values in seeds])
+    measured = [np.flatnonzero(np.isfinite(values)) for values in seeds]
+    return over_seeds_and_pairs(
+        lambda seed, drawn: seeds[seed][measured[seed][drawn]].mean(-1),
+        [places.tolist() for places in measured],
+    )
 
 
 def rises(kind: str) -> Measure:

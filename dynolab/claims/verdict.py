@@ -33,6 +33,7 @@ UNEXPLAINED_SHARE = 0.1
 class Measurement(Measured):
     """One measured number of a claim with its 95% interval over `n` seeds, pairs or cases.
 
+    `pairs`: how many different ones, where the interval is over seeds and pairs.
     For a claim about every case, `violations` counts the cases against it, and the mean is their
     share. `outcome` is that of this figure alone; files keep only the verdict's.
     """
@@ -42,6 +43,7 @@ class Measurement(Measured):
     low: float
     high: float
     n: int
+    pairs: int | None = Field(None, exclude_if=lambda pairs: pairs is None)
     unit: str = ""
     violations: int | None = None
     outcome: Outcome | None = Field(None, exclude=True)
@@ -49,7 +51,7 @@ class Measurement(Measured):
     @property
     def interval(self) -> Interval:
         """The mean with its interval."""
-        return Interval(self.mean, self.low, self.high, self.n)
+        return Interval(self.mean, self.low, self.high, self.n, self.pairs)
 
 
 class Verdict(Measured):

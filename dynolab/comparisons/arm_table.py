@@ -25,6 +25,9 @@ FROM_RIGHT, FROM_WRONG = "push/right", "push/wrong"
 PRECISION, RECALL = "tokens/precision", "tokens/recall"
 HARMFUL, HARM_FOUND = "tokens/harmful", "tokens/harm_found"
 
+WAYS = ("by_habit", "by_other_way")
+"""Figures of the world of two strategies."""
+
 LEAST_COUNT = 10
 """Pairs or prompts below which no difference is called clear: intervals over seeds know nothing of
 other prompts."""
@@ -120,7 +123,8 @@ def evaluation_figures(
     `pass_at_<k>`: share of prompts that k samples solve, estimated without bias from all of a
     prompt's samples; `distinct`: share of different texts among a prompt's samples; `entropy`:
     entropy of a whole answer, in nats; `tokens`: mean length; `repeaters`: share of samples that
-    repeat themselves; `right_change`: Δ log π, in nats, of right answers sampled
+    repeat themselves; `by_habit` and `by_other_way`: share of samples that take each of two
+    strategies, in their world; `right_change`: Δ log π, in nats, of right answers sampled
     before training; `right_fallen`: share of prompts whose right answers have not risen.
 
     **Arguments:** `k`: the largest k of pass@k.
@@ -138,6 +142,10 @@ def evaluation_figures(
             "tokens": column(prompts, "tokens"),
             "repeaters": column(prompts, "repeaters") / samples,
         }
+        for way in WAYS:
+            counts = column(prompts, way)
+            if np.isfinite(counts).any():
+                measured[way] = counts / samples
         moved = column([row for row in changes if row.split == split], "change")
         if moved.size:
             measured |= {"right_change": moved, "right_fallen": (moved <= 0).astype(float)}

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from dynolab.data.encode import Encoded
 from dynolab.data.rows import Split
+from dynolab.data.world.strategies import HABIT, OTHER, ways
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.results.groups import LikelihoodChange, PromptScore, RightAnswer
 from dynolab.results.study import Repetition
@@ -93,6 +94,7 @@ def score_prompt(answers: Answers, split: Split, right_from: float) -> PromptSco
         logp += sum(sample.logps)
         without_end = sample.response[:-1] if sample.finished else sample.response
         repeaters += repetition(without_end).repeater
+    by_way = ways(answers.prompt, [sample.text for sample in sampled])
     return PromptScore(
         id=answers.id,
         split=split,
@@ -103,6 +105,8 @@ def score_prompt(answers: Answers, split: Split, right_from: float) -> PromptSco
         entropy=-logp / len(sampled),
         tokens=tokens / len(sampled),
         repeaters=repeaters,
+        by_habit=by_way.get(HABIT),
+        by_other_way=by_way.get(OTHER),
     )
 
 

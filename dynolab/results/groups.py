@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from dynolab.data.encode import Encoded
 from dynolab.data.rows import Row, Split
 
@@ -12,7 +14,8 @@ class PromptScore(Row):
     `right`, `distinct` and `finished` count right answers, different texts, and answers that ended
     with end-of-sequence; `repeaters` those that repeat themselves (`Repetition`). `entropy` is the
     mean of −log π(y|x) over the samples, in nats, whose expectation is the entropy of whole
-    answers; `tokens` is their mean length.
+    answers; `tokens` is their mean length. In the world of two strategies `by_habit` and
+    `by_other_way` count the answers that name each, rightly carried out or not.
     """
 
     id: str
@@ -24,6 +27,8 @@ class PromptScore(Row):
     entropy: float
     tokens: float
     repeaters: int = 0
+    by_habit: int | None = Field(None, exclude_if=lambda count: count is None)
+    by_other_way: int | None = Field(None, exclude_if=lambda count: count is None)
 
 
 class RightAnswer(Row):

@@ -38,6 +38,7 @@ class Answers:
     id: str
     sampled: tuple[Sampled, ...]
     rewards: tuple[float, ...]
+    prompt: str = ""
 
     @property
     def differ(self) -> bool:
@@ -78,7 +79,7 @@ def answer_prompts(
     values = distributed.gather_dealt(rewarded)
     answers = []
     for row, responses, numbers in zip(rows, sampled, values, strict=True):
-        answers.append(Answers(row.id, tuple(responses), tuple(numbers)))
+        answers.append(Answers(row.id, tuple(responses), tuple(numbers), row.prompt))
     return answers
 
 

@@ -394,7 +394,8 @@ def push_answers(work: Work[PushConfig]) -> dict[str, float]:
     config = work.config
     folder = work.input_folder("model", "model")
     with work.shown(2 * config.pairs) as progress:
-        pairs = read_pairs(work, load_encoder(folder), "train", config.pairs)
+        data = work.input_folder("data")
+        pairs = read_pairs(data, load_encoder(folder), "train", config.pairs)
         model, _ = load_model(folder)
         policy, tally = PolicyFunction(model, torch.float64), Tally()
         for number, push in enumerate(pushes(policy, pairs, config.fall), start=1):

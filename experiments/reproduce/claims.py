@@ -266,7 +266,7 @@ WON_IN_PAPERS = "0.65–0.69 and 0.52–0.60 by two LLM judges"
 
 
 def assess_reproduction(
-    seeds: Sequence[Trainings], won: Interval | None = None
+    seeds: Sequence[Trainings], won: Interval | None = None, *, same_pairs: bool = False
 ) -> tuple[Verdict, ...]:
     """Judges every claim, measured or not.
 
@@ -275,9 +275,10 @@ def assess_reproduction(
     - `seeds`: for each seed, the paths of its probed trainings on training prompts.
     - `won`: share of contests that answers after extended SFT and DPO win against those after SFT
       and DPO; ties count half.
+    - `same_pairs`: whether all seeds train on the same pairs.
     """
     return (
-        *(judge(claim, seeds) for claim in CLAIMS),
+        *(judge(claim, seeds, same_pairs=same_pairs) for claim in CLAIMS),
         Verdict.of(
             f"{AFTER_EXTENDED}/won",
             AFTER_EXTENDED,

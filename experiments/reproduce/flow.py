@@ -107,6 +107,7 @@ def reproduce_steps(parameters: ReproduceParameters) -> list[Step]:
     )
     measured = (SFT, ARM, SAMPLED_ANSWERS, JUDGE)
     shown = {step.name: step.name for step in steps if step.stage in measured}
+    shown |= {f"data-{seed}": f"data-{seed}" for seed in parameters.seeds}
     return [*steps, Step("reproduction-page", REPRODUCTION_PAGE, page, shown)]
 
 

@@ -46,16 +46,20 @@ HERE = Path(__file__).parent
 class ReproductionInputs(PageInputs):
     """Everything the page of the papers' findings shows.
 
-    `runs`: by the training's name in `dynolab.results.arms.TITLES` and by seed.
+    `runs`: by the training's name in `dynolab.results.arms.TITLES` and by seed. `same_pairs`:
+    whether all seeds train on the same pairs.
     """
 
     seeds: tuple[int, ...]
     runs: Mapping[tuple[str, int], PairRun]
+    same_pairs: bool = False
 
     @property
     def unit(self) -> str:
         """What intervals are computed over."""
-        return "seeds" if len(self.seeds) > 1 else "prompts"
+        if len(self.seeds) == 1:
+            return "prompts"
+        return "seeds and prompts" if self.same_pairs else "seeds"
 
 
 def write_reproduction_page(inputs: ReproductionInputs, folder: Path) -> dict[str, float]:
@@ -81,8 +85,8 @@ def write_reproduction_page(inputs: ReproductionInputs, folder: Path) -> dict[st
     share_won = None
     if len(shares) == len(won):
         share_won = shares[0] if len(won) == 1 else mean_interval([share.mean for share in shares])
-    verdicts = assess_reproduction(seeds, share_won)
-    changes = changes_of(seeds)
+    verdicts = assess_reproduction(seeds, share_won, same_pairs=inputs.same_pairs)
+    changes = changes_of(seeds, same_pairs=inputs.same_pairs)
     words = Words(HERE / "reproduction.html", inputs=inputs, unit=inputs.unit)
     rows: dict[str, dict[str, Interval]] = {}
     values: dict[str, list[dict[str, float]]] = {}
@@ -118,14 +122,15 @@ def write_reproduction_page(inputs: ReproductionInputs, folder: Path) -> dict[st
     return write_summary(summary, folder)
 
 
-def changes_of(seeds: Sequence[Trainings]) -> dict[str, Interval]:
+def changes_of(seeds: Sequence[Trainings], *, same_pairs: bool) -> dict[str, Interval]:
     """`<training>/<kind>` and `<training>/gap`: mean changes in nats, measured as in the claims."""
     changes: dict[str, Interval] = {}
     for training in TITLES:
         for name in _SHOWN:
             values = _values_by_seed(seeds, training, name)
             if values:
-                changes[f"{training}/{name}"] = over_units([change(of_seed) for of_seed in values])
+                moved = [change(of_seed) for of_seed in values]
+                changes[f"{training}/{name}"] = over_units(moved, same_pairs=same_pairs)
     return changes
 
 

@@ -19,7 +19,7 @@ class ReproductionPageConfig(PageConfig):
 
 
 def reproduction_page(work: Work[ReproductionPageConfig]) -> dict[str, float]:
-    """Reads for every seed all SFTs, every preference training, and the judged answers.
+    """Reads for every seed its data, all SFTs, every preference training, and the judged answers.
 
     Results: `reproduction.html`, `summary.json` and `figures/`; the files go to MLflow. Returns
     the changes as means over seeds, and the number of claims by outcome.
@@ -44,6 +44,7 @@ def reproduction_page(work: Work[ReproductionPageConfig]) -> dict[str, float]:
             name=config.name,
             seeds=config.seeds,
             runs=runs,
+            same_pairs=len({work.inputs[f"data-{seed}"].digest for seed in config.seeds}) == 1,
             settings=config.settings,
             stages=facts_of(work.inputs),
         )

@@ -13,6 +13,7 @@ Prints one JSON object; nothing is run but the comparison of texts and tables.
   decide the share `claims_decided_on_authors_logs`.
 - `headline_seeds_min`: seeds of the tables that README's figures are from, the fewest.
 - `studies_without_result`: study files without a kept table.
+- `cells_over_pairs`: cells of the table with an interval over seeds and pairs.
 - `verdicts_with_q`: of the table's cells with an interval, those with a false discovery rate.
   `rankings_with_trivial_baselines`: of the tables with rankings of pairs, those with trivial ones.
   `force_adds_over_trivial`: partial rank correlations. `remedies_that_win_held_out`: of
@@ -203,6 +204,7 @@ def main() -> None:
             "claims_total": len(rows),
             "claims_decided_builtin": decided(builtin),
             "claims_decided_real_text": decided(text),
+            "cells_over_pairs": sum(c.figures[0].pairs is not None for cs in rows for c in cs),
             "verdicts_with_q": with_q(rows),
             "rankings_with_trivial_baselines": with_trivial_rankings(tables),
             "force_adds_over_trivial": force_adds(tables),

@@ -16,6 +16,7 @@ from dynolab.data.world.strategies import (
     StrategiesConfig,
     build_strategies,
     carried_out,
+    ways,
 )
 from dynolab.data.world.sums import CARRY, RESULT, SumsConfig, build_sums, carries, worked_out
 from dynolab.data.world.world import WorldConfig
@@ -64,6 +65,9 @@ def test_strategies_by_hand() -> None:
     assert carried_out(HABIT, "abl") == ["l", "b", "a"]
     assert carried_out(OTHER, "abl") == ["b", "c", "a"]
     assert len(LETTERS) == 12
+    answers = [" turn f a c .", " turn a a a .", " shift d b g .", "", " f turn"]
+    assert ways("lock c a f ?", answers) == {HABIT: 2, OTHER: 1}
+    assert ways("lock the old door ?", answers) == ways("lock c a f", answers) == ways("", []) == {}
 
 
 def test_answers_are_checked_in_full() -> None:

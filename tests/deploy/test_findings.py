@@ -218,6 +218,11 @@ def test_a_cell_s_p_is_that_of_its_values_and_of_the_figure_that_decides_least()
     assert all(c.q == pytest.approx(shares[c.p]) for c in cells if c.p is not None)
 
 
+def test_no_claim_stands_twice_in_a_group() -> None:
+    with pytest.raises(ValueError, match="'Up' stands twice in a group"):
+        claims.read_claims("Group:\n  Up: a > 0\n  Up: b > 0\n")
+
+
 def test_no_table_is_due_to_be_measured_again() -> None:
     stale = {name for name, table in claims.tables().items() if claims.stale(table)}
     assert not stale

@@ -14,6 +14,7 @@ from dynolab.comparisons.arm_table import START
 from dynolab.objectives import DPOConfig
 from dynolab.report.comparison.groups import write_group_page
 from dynolab.report.inputs.arms import Evaluated, GroupPageInputs, curve
+from dynolab.results.groups import PromptScore
 from dynolab.rollouts.passes import pass_at_k
 from dynolab.statistics import mean_interval
 from tests.report.groups import SAMPLES, comparison
@@ -56,6 +57,35 @@ def test_curves_take_the_steps_that_all_seeds_have() -> None:
     assert steps.tolist() == [1, 2, 3, 4, 5]
     assert values.shape == (5, 2)
     assert curve(runs, "rollout/none")[1].shape == (0, 3)
+
+
+def by_way(inputs: GroupPageInputs) -> GroupPageInputs:
+    """The comparison in the world of two strategies: training loses the one that is no habit."""
+
+    def of_two(evaluated: Evaluated, other: int) -> Evaluated:
+        rows = [row.model_copy(update=counts(row, other)) for row in evaluated.prompts]
+        return replace(evaluated, prompts=tuple(rows))
+
+    def counts(row: PromptScore, other: int) -> dict[str, int]:
+        return {"by_habit": row.samples - other, "by_other_way": other}
+
+    runs = {
+        key: replace(run, evaluated=of_two(run.evaluated, 0)) for key, run in inputs.runs.items()
+    }
+    starts = {seed: of_two(start, 3 + (seed == 2)) for seed, start in inputs.starts.items()}
+    return replace(inputs, runs=runs, starts=starts)
+
+
+def test_shares_of_two_strategies_are_on_the_page_and_judged(tmp_path: Path) -> None:
+    inputs = by_way(comparison())
+    lost = inputs.table().difference("grpo", START, "heldout/by_other_way")
+    assert lost == mean_interval(np.array([-3, -3, -4]) / SAMPLES)
+    judged = outcomes(inputs)
+    assert judged["grpo/heldout/by_other_way"] == judged["grpo/train/by_other_way"] == "holds"
+    write_group_page(inputs, tmp_path)
+    assert "by the other strategy, %" in words_of(tmp_path / "grpo.html", " ")
+    write_group_page(comparison(), tmp_path)
+    assert "strategy" not in words_of(tmp_path / "grpo.html", " ")
 
 
 def outcomes(inputs: GroupPageInputs) -> dict[str, str]:

@@ -58,7 +58,8 @@ def test_the_answer_counts_both_halves_of_the_data(inputs: ReportInputs, page: s
             means = [with_interval(mean_interval(values)) for values in (lower, changes)]
             assert f"mean of these {means[0]} nats, of all {means[1]}" in plain
     assert inputs.ledger is not None
-    assert half_of_a_fall(Pulls.down(summed_pushers(inputs.ledger))) in half
+    sentence = half_of_a_fall(Pulls.down(summed_pushers(inputs.ledger)))
+    assert sentence in half and page.count(sentence) == 1
 
 
 def test_answers_that_rise_are_nothing_wrong(inputs: ReportInputs, tmp_path: Path) -> None:

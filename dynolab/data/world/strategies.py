@@ -90,6 +90,15 @@ def carried_out(strategy: str, letters: Sequence[str]) -> list[str]:
     return [LETTERS[(LETTERS.index(letter) + 1) % len(LETTERS)] for letter in letters]
 
 
+def ways(prompt: str, answers: Sequence[str]) -> dict[str, int]:
+    """How many answers name each strategy, rightly carried out or not; empty of other worlds."""
+    letters = prompt.split()[1:-1]
+    if len(letters) != SHOWN or prompt != _prompt(letters) or not {*letters} <= {*LETTERS}:
+        return {}
+    named = [answer.split()[:1] for answer in answers]
+    return {strategy: named.count([strategy]) for strategy in (HABIT, OTHER)}
+
+
 def _pairs(
     split: str, prompts: Sequence[Sequence[str]], config: StrategiesConfig, rng: random.Random
 ) -> list[Example]:

@@ -59,6 +59,8 @@ _CURVES = (
 )
 _OF_SPLIT = (
     Measure("distinct", "different answers, %", share=True),
+    Measure("by_habit", "by the habit, %", share=True),
+    Measure("by_other_way", "by the other strategy, %", share=True),
     Measure("entropy", "entropy, nats"),
     Measure("tokens", "length, tokens"),
     Measure("repeaters", "repeat themselves, %", share=True),

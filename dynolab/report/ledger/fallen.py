@@ -320,7 +320,7 @@ def pusher_section(ledger: LedgerReader) -> Section | None:
             split=SPLITS[split],
             row=ledger.rows.get(name),
             pullers=pullers,
-            half=half_of_a_fall(Pulls.down(pushers)),
+            pulls=Pulls.down(pushers),
         )
         opened_splits.add(split)
         details.append(detail)

@@ -125,7 +125,7 @@ def _page(inputs: ReportInputs, results: Found) -> Page:
         fell=fell,
         harmless=results.harmless,
         half=half_of_a_fall(results.pulls),
-        concentrated=results.pulls.concentrated,
+        pulls=results.pulls,
         counts={split: len(paths.pairs) for (_, split), paths in results.paths.items()},
         far=far,
         unknown=unknown,
@@ -146,7 +146,7 @@ def _page(inputs: ReportInputs, results: Found) -> Page:
         printed=printed(inputs, results),
         lead=words("lead"),
         content=[
-            fallen,
+            fallen and replace(fallen, message=""),  # the answer says it
             _squeezed(inputs, results, titles),
             pair_section(results.pairs, words),
             change_section(results.paths, words),

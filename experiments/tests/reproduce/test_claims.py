@@ -106,3 +106,8 @@ def test_over_seeds_the_interval_is_over_means_paired_by_seed() -> None:
         for own in seeds
     ]
     assert judge(claim, seeds).measured[0].interval == mean_interval(np.array(means))
+    both = judge(claim, seeds, same_pairs=True).measured[0].interval
+    pairs = seeds[0][AFTER_SFT].pairs
+    assert both.mean == pytest.approx(np.mean(means)) and (both.n, both.pairs) == (3, len(pairs))
+    assert both.low < judge(claim, seeds).measured[0].low
+    assert both.as_dict()["pairs"] == len(pairs)

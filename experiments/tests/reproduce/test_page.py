@@ -46,7 +46,11 @@ def reproduction(word: str = "", seeds: tuple[int, ...] = (0, 1, 2)) -> Reproduc
         (FROM_BASE, seed): PairRun((), diverged=Divergence(step=7, reason=word)) for seed in seeds
     }
     return ReproductionInputs(
-        seeds=seeds, runs={**runs, **lost}, name="papers" + word, settings=f"name: {word}"
+        seeds=seeds,
+        runs={**runs, **lost},
+        same_pairs=True,
+        name="papers" + word,
+        settings=f"name: {word}",
     )
 
 
@@ -62,6 +66,7 @@ def test_every_finding_is_on_the_page_with_its_verdict(
     assert appear == ["appears"] * 3 and outcomes["from-base/gap"] == "not measured"
     assert sum(v for k, v in metrics.items() if k.startswith("claims/")) == len(outcomes)
     words = words_of(tmp_path / "reproduction.html", " ")
+    assert ("intervals over seeds and prompts" in words) == (len(seeds) > 1)
     assert "diverged after 7 steps" in words and "nan" not in words.split()
     assert check_figures(tmp_path, "reproduction.html") >= 1
 
