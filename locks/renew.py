@@ -2,8 +2,8 @@
 
     python locks/renew.py [options of `uv pip compile`, such as --upgrade-package prefect]
 
-It needs uv on the path (`.venv/bin`). A package stands in one file, the first of these that needs it, so that an
-image installs what it uses and nothing else:
+It needs uv on the path (`.venv/bin`). A package stands in one file, the first of these that needs
+it, so that an image installs what it uses and nothing else:
 
 - `installer.lock`: uv, which installs the others in seconds.
 - `build.lock`: what builds the packages that have no wheel, in place of pip's own choice.

@@ -3,8 +3,9 @@
 Before anything of the library is imported, jaxtyping's hook is set to hand the rooms' functions to
 `check_shapes`. `addopts` in pyproject.toml names the plugin; `-p no:tests.shapes` leaves it out.
 
-jaxtyping would wrap functions without shapes too, and would check every call: either makes the force
-tests take twice as long. Here a test has the first `CHECKED_CALLS` calls of a function checked.
+jaxtyping would wrap functions without shapes too, and would check every call: either makes the
+force tests take twice as long. Here a test has the first `CHECKED_CALLS` calls of a function
+checked.
 """
 
 from __future__ import annotations
