@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import fsspec
@@ -21,9 +21,10 @@ from xdist.scheduler import LoadFileScheduling
 from dynolab.functions import ALLOWED
 from dynolab.store import Store
 from tasks.runtime.servers.services import Services, client_variables, start_services
-from tests.flows.analysed import Analysed
-from tests.flows.lab import Lab
-from tests.training.small import make_files
+
+if TYPE_CHECKING:  # what imports torch: the process that hands tests to workers runs none
+    from tests.flows.analysed import Analysed
+    from tests.flows.lab import Lab
 
 START_SECONDS = 60
 
@@ -197,12 +198,16 @@ def servers(started_servers: Services) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def analysed(tmp_path_factory: pytest.TempPathFactory) -> Analysed:
     """Small results for force analyses, made in this process."""
+    from tests.flows.analysed import Analysed
+
     return Analysed(tmp_path_factory.mktemp("analysed") / "home")
 
 
 @pytest.fixture(scope="session")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of `make_files`, which no test writes into."""
+    from tests.training.small import make_files
+
     folder = tmp_path_factory.mktemp("inputs")
     make_files(folder)
     return folder
@@ -211,6 +216,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, servers: dict[str, str]) -> Lab:
     """The home of a small study that nothing has disturbed."""
+    from tests.flows.lab import Lab
+
     lab = Lab(tmp_path_factory.mktemp("undisturbed"), **servers)
     assert set(lab.study("project=undisturbed").values()) == {"computed"}
     assert lab.left_behind() == []
@@ -220,11 +227,15 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, servers: dict[str, str
 @pytest.fixture
 def finished(tmp_path: Path, servers: dict[str, str], undisturbed: Lab) -> Lab:
     """A home that has all results."""
+    from tests.flows.lab import Lab
+
     return Lab(tmp_path, **servers).adopt(undisturbed)
 
 
 @pytest.fixture
 def lab(tmp_path: Path, servers: dict[str, str], undisturbed: Lab) -> Lab:
     """A home that has all results up to the finetuned model."""
+    from tests.flows.lab import Lab
+
     later = ("preference", "probe", "report")
     return Lab(tmp_path, **servers).adopt(undisturbed, without=later)
