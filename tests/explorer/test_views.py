@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ pytest.importorskip("dash")
 from dynolab.explorer import step as step_module
 from dynolab.explorer.page import moved, pairs, parts, search, what_if
 from dynolab.explorer.page.app import state_of, unknown_names
+from dynolab.explorer.page.lit import lit_lines
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.report.ledger.fallen import half_of_a_fall
@@ -120,6 +122,28 @@ def test_a_long_answer_is_drawn_to_a_bound_and_says_what_is_left() -> None:
     assert drawn.dir == "auto"
     short = parts.tokens(texts[:3], [1.0, -1.0, 0.0], ["?"] * 3, 1)
     assert [link.children for link in short.children] == texts[:3]
+
+
+def test_the_strongest_row_of_a_map_is_lit_as_the_page_arrives(study: Study) -> None:
+    training = study.training("preference")
+    pair = study.pairs[training.record(STEPS[0]).examples[0].id]
+    row = training.answers["chosen"][0].row
+    token_map = training.token_map(row, pair, STEPS[0], State().asked)
+    rejected = np.array(token_map.force)[:, len(token_map.chosen_tokens) :]
+    strongest = int(np.abs(rejected.sum(1)).argmax())
+    drawn = lit_lines(token_map).to_plotly_json()["props"]
+    assert np.array(json.loads(drawn["data-nats"])) == pytest.approx(rejected, rel=1e-2)
+    assert drawn["data-strongest"] == str(strongest)
+    finding = text_of(drawn["children"][0])
+    assert parts.nats(float(rejected[strongest].sum())) in finding
+    assert f"y⁻ of {pair.id}" in text_of(drawn["children"])
+    none = token_map.model_copy(
+        update={
+            "rejected_tokens": [],
+            "force": [of[: len(token_map.chosen_tokens)] for of in token_map.force],
+        }
+    )
+    assert f"y⁺ of {pair.id}" in text_of(lit_lines(none))  # as in training without rejected ones
 
 
 def test_any_pair_is_found_by_its_name_or_text() -> None:

@@ -15,6 +15,7 @@ from dash import html
 from dynolab.data.rows import ProbeRow
 from dynolab.errors import ConfigError
 from dynolab.explorer.page import parts, search
+from dynolab.explorer.page.lit import lit_lines
 from dynolab.explorer.page.moved import (
     PER_TOKEN,
     Moved,
@@ -210,6 +211,7 @@ def _map(training: Training, row: ProbeRow, token_map: TokenMap, dark: bool) -> 
         if pair not in batch
         else None,
         html.P(token_map_message(token_map), className="message"),
+        lit_lines(token_map),
         html.P(READING, className="note"),
         parts.graph(token_map_plot(token_map), dark),
     ]
