@@ -64,6 +64,8 @@ def plan_removals(parameters: CounterfactualParameters, platform: Platform) -> P
 
     **Raises** `ConfigError` for a study that has not run, or has no ledger of all its steps.
     """
+    if not parameters.groups and not parameters.blamed:
+        raise ConfigError("blamed", 0, "no pairs would be left out; set blamed or groups above 0")
     study = resolved(load_parameters(StudyParameters, Path(parameters.study)))
     if study.ledger is not None and study.ledger.every > 1:
         raise ConfigError(

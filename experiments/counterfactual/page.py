@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from markupsafe import Markup
+from scipy.stats import linregress
 
-from dynolab.report.figure import Figure, add_diagonal, in_panel, subplots
+from dynolab.report.figure import LEGEND_ABOVE, Figure, add_diagonal, empty_plot, in_panel, subplots
 from dynolab.report.inputs.study import StageFacts
 from dynolab.report.page import Words, table, write_page
-from dynolab.report.style import CHOSEN, HISTORY, number, plotly_text
+from dynolab.report.style import BEST, CHOSEN, HISTORY, number, plotly_text
 from dynolab.statistics import Interval, mean_interval
 from dynolab.training.config import DIFFERENTIATED
 from experiments.counterfactual.results import IN_NATS, Agreement, Dropped, Effect, Repeat
@@ -60,6 +62,7 @@ def write_counterfactual_page(
     page = words.page(
         name,
         content=[
+            forecast_figure(effects, groups),
             words.section("estimates", table(head, rows, "snnnnn")),
             words.section("removals", table(("pairs left out", "nats [95 %]"), compared, "sn")),
             words.section("blamed", blamed_table(effects, groups, repeats)),
@@ -131,6 +134,52 @@ def blamed_table(
         "pairs by words",
     )
     return table(head, rows, "ss" + "n" * (len(head) - 2))
+
+
+KINDS_OF_SETS = {
+    "ledger": ("pairs that the ledger blames", CHOSEN, "circle"),
+    "words": ("pairs by words", BEST, "diamond"),
+    "random": ("random pairs", HISTORY, "circle-open"),
+}
+
+
+def forecast_figure(effects: Sequence[Effect], groups: Sequence[Dropped]) -> Figure:
+    """A dot for each set that was left out: what the ledger forecast, and what training showed.
+
+    A set that is blamed for an answer's fall stands for this answer, a random one for the mean of
+    these answers. Where none was blamed, the axes are empty.
+    """
+    by_names = {(row.group, row.functional): row for row in effects if row.estimate == "ledger"}
+    answers = list(dict.fromkeys(group.answer for group in groups if group.answer is not None))
+    changes = {}
+    for group in groups if answers else ():
+        of_set = [by_names[group.name, name] for name in answers if group.answer in (name, None)]
+        pairs_of_nats = [(effect.predicted, effect.measured) for effect in of_set]
+        changes[group] = np.mean(pairs_of_nats, axis=0).round(5).tolist()
+    plot = empty_plot(460, legend=LEGEND_ABOVE)
+    plot.update_xaxes(title_text="forecast by the ledger, nats")
+    plot.update_yaxes(title_text="trained, nats")
+    for kind, (label, color, symbol) in KINDS_OF_SETS.items():
+        sets = [
+            group for group in changes if kind == (group.blamed_by if group.answer else "random")
+        ]
+        plot.add_scatter(
+            x=[changes[group][0] for group in sets],
+            y=[changes[group][1] for group in sets],
+            text=[plotly_text(f"{group.name} on {group.answer or 'their mean'}") for group in sets],
+            mode="markers",
+            name=label,
+            marker={"color": color, "symbol": symbol, "size": 9},
+            hovertemplate="%{text}: forecast %{x:+.3g}, trained %{y:+.3g}<extra></extra>",
+        )
+    forecast, trained = np.array(list(changes.values())).reshape(-1, 2).T
+    r = slope = math.nan
+    if changes:
+        add_diagonal(plot, (forecast.min(), forecast.max()))
+    if len(changes) > 2 and np.ptp(forecast) > 0:
+        line = linregress(forecast, trained)
+        r, slope = line.rvalue, line.slope
+    return Words(TEMPLATE, sets=len(changes), r=r, slope=slope).figure("forecast", plot)
 
 
 def effects_figure(effects: Sequence[Effect], groups: Sequence[Dropped], words: Words) -> Figure:

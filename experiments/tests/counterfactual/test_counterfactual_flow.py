@@ -17,6 +17,7 @@ from dynolab.forces.ledger.responses import step_responses
 from dynolab.objectives import DPOConfig
 from dynolab.training.config import OptimizerConfig, TrainConfig
 from experiments.counterfactual.flow import FLOW
+from experiments.counterfactual.page import forecast_figure
 from experiments.counterfactual.results import Agreement, Dropped, Effect, Repeat
 from experiments.counterfactual.stages import agree, compared_removals
 from flows.parameters.parse import load_parameters
@@ -139,6 +140,31 @@ def test_a_study_without_a_ledger_of_all_steps_is_refused(
     file.write_text(yaml.safe_dump(STUDY | {"ledger": ledger}))
     with pytest.raises(ConfigError, match=message):
         lab.plan(FLOW, {"study": str(file)})
+
+
+def test_without_any_group_there_is_nothing_to_train(lab: InProcess, study_file: Path) -> None:
+    with pytest.raises(ConfigError, match="blamed = 0: no pairs would be left out"):
+        lab.plan(FLOW, {"study": str(study_file), "groups": 0, "blamed": 0})
+
+
+def test_a_dot_is_what_a_set_was_forecast_to_do_and_did() -> None:
+    groups = [
+        Dropped(name="r", examples=("a",)),
+        Dropped(name="b0", examples=("b",), answer="x"),
+        Dropped(name="w0", examples=("c",), answer="x", blamed_by="words"),
+        Dropped(name="b1", examples=("d",), answer="y"),
+    ]
+    forecasts = {("r", "x"): 1, ("r", "y"): 3, ("b0", "x"): 4, ("w0", "x"): 3, ("b1", "y"): 8}
+    effects = [
+        Effect(group=group, functional=answer, estimate="ledger", predicted=nats, measured=nats / 2)
+        for (group, answer), nats in forecasts.items()
+    ]
+    figure = forecast_figure(effects, groups)
+    dots = {trace.name: list(zip(trace.x, trace.y, strict=True)) for trace in figure.plot.data[:3]}
+    assert list(dots.values()) == [[(4, 2), (8, 4)], [(3, 1.5)], [(2, 1)]]
+    assert "Over 4 sets" in figure.message and "0.5 nats for each nat" in figure.message
+    assert "(r = 1)" in figure.message
+    assert "nothing to compare here yet" in forecast_figure([], groups[:1]).message
 
 
 def test_a_training_without_an_example_lacks_its_gradient_and_no_other(analysed: Analysed) -> None:
