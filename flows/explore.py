@@ -67,6 +67,8 @@ def start(references: Sequence[str], port: int, announce: Callable[[str], None])
         announce(f"explorer  http://{host}:{chosen}/?token={login_token(home)}")
         announce(f"study     {study.name}, {study.result}; Ctrl-C ends it")
         serve(page, server, login_token(home))
+        for training in study.trainings.values():
+            training.background.end()
 
 
 def listener(port: int) -> socket.socket:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from threading import Lock
+
+from dynolab.errors import DynolabError
 
 
 class Background:
@@ -13,6 +16,7 @@ class Background:
     def __init__(self) -> None:
         self._lock, self._worker = Lock(), ThreadPoolExecutor(1)
         self._jobs: dict[Hashable, Future[None]] = {}
+        self._ahead: set[Hashable] = set()
 
     def begin(self, name: Hashable, work: Callable[[], None]) -> None:
         """Begins work, unless it is under way. **Raises** what ended an earlier attempt, once."""
@@ -23,3 +27,25 @@ class Background:
                 raise error
             if job is None or job.done():
                 self._jobs[name] = self._worker.submit(work)
+
+    def ahead(self, name: Hashable, pieces: Iterator[Callable[[], object]]) -> None:
+        """Does what may be asked for later, once for a name. Work that is begun meanwhile waits for
+        one piece at most. A piece that cannot be done is left out: who asks for it is told why.
+        """
+        with self._lock:
+            if name in self._ahead:
+                return
+            self._ahead.add(name)
+        self._worker.submit(self._next, pieces)
+
+    def _next(self, pieces: Iterator[Callable[[], object]]) -> None:
+        for piece in pieces:
+            with suppress(DynolabError):
+                piece()
+            with suppress(RuntimeError):  # the page is closed
+                self._worker.submit(self._next, pieces)  # behind what was begun meanwhile
+            return
+
+    def end(self) -> None:
+        """Leaves what is not begun; a piece that is under way is completed."""
+        self._worker.shutdown(wait=False, cancel_futures=True)

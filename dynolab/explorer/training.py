@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from threading import RLock
@@ -14,7 +16,7 @@ from pydantic import TypeAdapter
 
 from dynolab.aside import write_aside, write_text_aside
 from dynolab.data.encode import Encoded, EncodedExample, Encoder
-from dynolab.data.rows import Example, ProbeRow, Row, read_value
+from dynolab.data.rows import Example, ProbeRow, Row, json_lines, read_value
 from dynolab.errors import ConfigError
 from dynolab.explorer.kept import Background
 from dynolab.explorer.lines import Lines
@@ -28,7 +30,8 @@ from dynolab.results.study import TokenMap
 from dynolab.training.step_batch import RecordedExample
 from dynolab.training.step_record import RecordCache, StepRecord
 
-AT_ONCE = 24  # answers; a click waits at most for so many
+AT_ONCE = 8  # answers; a click waits at most for so many
+YIELD = 0.005  # seconds after them, in which a click that waits gets the lock
 
 _OBJECTIVES: TypeAdapter[ObjectiveConfig] = TypeAdapter(ObjectiveConfig)
 
@@ -166,34 +169,45 @@ class Training:
 
     def lines(self, step: int, kind: str, question: Asked) -> Lines:
         """What a recorded step's batch did to all answers of a kind, in the order of `answers`."""
-        rows = [answer.row for answer in self.answers[kind]]
-        return self._lines(self._file(step, kind, question), rows, step, question)
+        return self.lines_of(None, step, kind, question)
 
-    def _lines(self, file: Path, rows: Sequence[ProbeRow], step: int, question: Asked) -> Lines:
+    def _lines(
+        self,
+        file: Path,
+        rows: Sequence[ProbeRow],
+        step: int,
+        question: Asked,
+        pair: Example | None = None,
+    ) -> Lines:
         """What a step's batch did to some answers: computed once, then kept in the file."""
         if not file.exists():
             sequences = [self.encoded(row) for row in rows]
             chunks = []
             for start in range(0, len(sequences), AT_ONCE):
                 with self.lock:
-                    chunk = self.asked(step, question).lines(sequences[start : start + AT_ONCE])
+                    chunk = self.asked(step, question, pair).lines(
+                        sequences[start : start + AT_ONCE]
+                    )
                 chunks.append(chunk)
+                time.sleep(YIELD)
             write_aside(file, Lines.beside(chunks).save)
         return Lines.load(file)
 
-    def begin(self, kind: str, question: Asked, steps: Sequence[int]) -> int:
-        """Computes `lines` of recorded steps in the background.
+    def begin(
+        self, kind: str, question: Asked, steps: Sequence[int], pair: Example | None = None
+    ) -> int:
+        """Computes `lines` of recorded steps in the background, or `lines_of` a pair.
 
         **Returns:** how many of them are due. **Raises** what ended an earlier attempt.
         """
-        due = [step for step in steps if not self._file(step, kind, question).exists()]
+        due = [step for step in steps if not self._file(step, kind, question, pair).exists()]
 
         def compute() -> None:
             for step in due:
-                self.lines(step, kind, question)
+                self.lines_of(pair, step, kind, question)
 
         if due:
-            self.background.begin((kind, question), compute)
+            self.background.begin((kind, question, pair and pair.id), compute)
         return len(due)
 
     def log_probs(self, row: ProbeRow, step: int) -> tuple[float, float]:
@@ -233,13 +247,21 @@ class Training:
         write_text_aside(file, computed.model_dump_json())
         return computed
 
-    def lines_of(self, pair: Example, step: int, kind: str, question: Asked) -> Lines:
-        """What a pair does to all answers of a kind, in its batch or in place of another one."""
-        if any(example.id == pair.id for example in self.record(step).examples):
-            return self.lines(step, kind, question)
-        sequences = [self.encoded(answer.row) for answer in self.answers[kind]]
-        with self.lock:
-            return self.asked(step, question, pair).lines(sequences)
+    def lines_of(self, pair: Example | None, step: int, kind: str, question: Asked) -> Lines:
+        """What a step's batch did to all answers of a kind, with a pair in it: its own, or in place
+        of another one.
+        """
+        rows = [answer.row for answer in self.answers[kind]]
+        return self._lines(self._file(step, kind, question, pair), rows, step, question, pair)
+
+    @cached_property
+    def batches(self) -> dict[int, list[str]]:
+        """The pairs of every recorded step, by id."""
+        ids = {}
+        for step in self.recorded_steps:
+            lines = json_lines(self._record_folder(step) / "batch.jsonl")
+            ids[step] = [json.loads(line)["id"] for line in lines]
+        return ids
 
     def record(self, step: int) -> StepRecord:
         """A recorded step.
@@ -293,12 +315,15 @@ class Training:
 
     def asked(self, step: int, question: Asked, pair: Example | None = None) -> AskedStep:
         """The step that questions are put to; the newest few stay in memory."""
+        question = self._in_batch(step, question)
+        if pair is not None and pair.id in self.batches[step]:
+            pair = None
         key = (step, question, None if pair is None else pair.id)
         with self.lock:
             if key not in self._steps:
                 self.check_room()
                 record = self.record(step)
-                if pair is not None and all(pair.id != e.id for e in record.examples):
+                if pair is not None:
                     record = with_pair(record, self._scored(pair))
                 if question.objective is not None:
                     record = under(record, question.objective)
@@ -315,12 +340,20 @@ class Training:
             raise ConfigError("pair", pair.id, "is longer than the model's context")
         return self.score([encoded])[0]
 
-    def _file(self, step: int, kind: str, question: Asked) -> Path:
-        rows = (answer.row for answer in self.answers.get(kind, ()))
+    def _in_batch(self, step: int, question: Asked) -> Asked:
+        """The question without pairs that the step has not: leaving them out asks nothing of it."""
+        present = [pair for pair in question.without if pair in self.batches[step]]
+        return replace(question, without=tuple(present))
+
+    def _file(self, step: int, kind: str, question: Asked, pair: Example | None = None) -> Path:
+        rows: list[Row] = [answer.row for answer in self.answers.get(kind, ())]
+        if pair is not None and pair.id not in self.batches[step]:
+            rows.append(pair)
         return self._kept(".npz", step, question, *rows)
 
     def _kept(self, suffix: str, step: int, question: Asked, *rows: Row) -> Path:
         """The file that holds what was computed from these rows at a step."""
+        question = self._in_batch(step, question)
         objective = "" if question.objective is None else question.objective.model_dump_json()
         parts = (_LINES, self.result, str(step), question.metric, objective, *question.without)
         text = "\0".join((*parts, *(row.model_dump_json() for row in rows)))

@@ -35,6 +35,8 @@ def read_answers(
     **Arguments:** `on_pairs`: those of pairs alone of which both answers were scored, as the
     study's page has them of a training on pairs.
     """
+    if not watched:  # there is no file then
+        return {}
     ends: dict[tuple[str, str], list[float]] = {}
     scores = list(read_rows(file, ProbeScore))
     for score in complete_pairs(scores) if on_pairs else scores:

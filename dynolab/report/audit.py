@@ -110,7 +110,7 @@ def worst_section(audit: Audit, ranking: Ranking, words: Words) -> Section:
         rows.append((row.pair_id, prompt, *answers, *nats, number(row.ches), trained))
     nats_head = ("pull up", "push down", "from all", "on all", "CHES", "Δ by training")
     head = ("pair", "prompt", "chosen y⁺", "rejected y⁻", *nats_head)
-    return words.section(f"worst-{ranking}", table(head, rows, "ssssnnnnnn"))
+    return words.section(f"worst-{ranking}", table(head, rows, "ssssnnnnnn", cards=True))
 
 
 def sources_section(audit: Audit, words: Words) -> Section | None:

@@ -244,7 +244,8 @@ def verdict_table(
             outcome_mark(verdict, words),
         )
         rows.append(row)
-    return table((about, "claim", "expected", "measured [95%]", "n", "verdict"), rows, "ssssns")
+    head = (about, "claim", "expected", "measured [95%]", "n", "verdict")
+    return table(head, rows, "ssssns", cards=True)
 
 
 def outcome_mark(verdict: Verdict, words: Mapping[Outcome, str] = APPEARS) -> Markup:

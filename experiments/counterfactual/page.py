@@ -63,7 +63,7 @@ def write_counterfactual_page(
         name,
         content=[
             forecast_figure(effects, groups),
-            words.section("estimates", table(head, rows, "snnnnn")),
+            words.section("estimates", table(head, rows, "snnnnn", cards=True)),
             words.section("removals", table(("pairs left out", "nats [95 %]"), compared, "sn")),
             words.section("blamed", blamed_table(effects, groups, repeats)),
             effects_figure(effects, groups, words),
@@ -133,7 +133,7 @@ def blamed_table(
         "random pairs",
         "pairs by words",
     )
-    return table(head, rows, "ss" + "n" * (len(head) - 2))
+    return table(head, rows, "ss" + "n" * (len(head) - 2), cards=True)
 
 
 KINDS_OF_SETS = {

@@ -184,7 +184,7 @@ def logs_page(name: str, runs: Mapping[str, Log], settings: str) -> Page:
     return words.page(
         name,
         content=[
-            words.section("changes", table(head, rows, "ssnnnnnns")),
+            words.section("changes", table(head, rows, "ssnnnnnns", cards=True)),
             *(_figure(f"paths-{i}", run, runs[run], words) for i, run in enumerate(runs)),
             words.section("verdicts", verdicts_shown),
         ],

@@ -68,6 +68,17 @@ def test_two_trainings_are_side_by_side(study: Study) -> None:
     assert "in one or the other" not in view(study, State(beside="preference"))
 
 
+def test_where_one_training_has_a_ledger_both_are_looked_at_in_recorded_steps(
+    study: Study, tmp_path: Path
+) -> None:
+    trained = study.training("preference")
+    with_ledger = replace(trained, ledger=ledger_of(study, tmp_path))
+    both = replace(study, trainings={**study.trainings, "preference": with_ledger})
+    assert "over the whole training" in view(both, State())
+    text = view(both, State(beside="sft"))
+    assert "over the whole training" not in text and text.count("at recorded steps 0, 3") == 4
+
+
 def test_two_steps_of_a_training_are_side_by_side(study: Study) -> None:
     training = study.training("preference")
     answer = training.answers["chosen"][0]

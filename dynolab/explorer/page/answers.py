@@ -257,14 +257,24 @@ def _chooser(recorded: Sequence[int], state: State) -> list[Any]:
 
 
 def _beside(study: Study, row: ProbeRow, compared: Sequence[Side], state: State) -> list[Any]:
-    """An answer on both sides, and who pulled it down on either."""
-    moves, columns = [], []
-    for side in compared:
-        recorded, error = side.training.computable()
-        moved = what_moved(side.training, row, side.state, recorded)
+    """An answer on both sides, and who pulled it down on either.
+
+    Where one side has no ledger, both are looked at in recorded steps alone, if both have some.
+    """
+    steps = [side.training.computable() for side in compared]
+    sides = list(zip(compared, steps, strict=True))
+    moves = [what_moved(side.training, row, side.state, recorded) for side, (recorded, _) in sides]
+    stored = [moved is not None and moved.stored for moved in moves]
+    recorded_alone = any(stored) and not all(stored) and all(recorded for recorded, _ in steps)
+    if recorded_alone:
+        moves = [
+            what_moved(side.training, row, side.state, recorded, ledger=False)
+            for side, (recorded, _) in sides
+        ]
+    columns = []
+    for (side, (recorded, error)), moved in zip(sides, moves, strict=True):
         column = _column(side, row, moved, recorded)
         columns.append(html.Div([*column, parts.failed(error)], className="column"))
-        moves.append(moved)
     return [html.Div(columns, className="beside"), *_pairs(study, compared, moves, state)]
 
 

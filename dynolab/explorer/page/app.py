@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,8 +145,10 @@ def _fill(app: Dash, study: Study) -> None:
         training = study.training(state.training)
         try:
             if state.view == "answers":
-                return answers.shown(study, state, dark), True, search
-            waiting = _waiting(training, state)
+                shown = answers.shown(study, state, dark)
+                training.background.ahead((state.kind, state.metric), _ahead(study, state))
+                return shown, True, search
+            waiting = _waiting(study, training, state)
             if waiting is not None and drawn == search:
                 progress = Patch()  # what else is shown stays, and keeps the focus
                 progress[0] = waiting
@@ -245,16 +248,29 @@ def _navigation(study: Study, state: State) -> Any:
     ]
 
 
-def _waiting(training: Training, state: State) -> Any:
+def _ahead(study: Study, state: State) -> Iterator[Callable[[], object]]:
+    """What later clicks ask for: lines to all answers of the kind, first of the training shown."""
+    shown = study.training(state.training)
+    for training in sorted(study.trainings.values(), key=lambda training: training is not shown):
+        if state.kind in training.answers:
+            for step in training.computable()[0]:
+                yield partial(training.lines, step, state.kind, state.asked)
+
+
+def _waiting(study: Study, training: Training, state: State) -> Any:
     """How far the lines to all answers are; None if they are all there."""
     steps, _ = training.computable()
     questions = {state.asked}
     if state.view == "what-if":
         questions.add(state.changed(training))
     due = sum(training.begin(state.kind, question, steps) for question in questions)
+    every = len(steps) * len(questions)
+    if state.view == "pairs" and (replacing := pairs.replacing(study, state)) is not None:
+        pair, step = replacing
+        due += training.begin(state.kind, state.asked, [step], pair)
+        every += 1
     if not due:
         return None
-    every = len(steps) * len(questions)
     count = len(training.answers.get(state.kind, ()))
     return html.P(
         f"Computing what the recorded steps did to all {count} answers: {every - due} of "

@@ -1,7 +1,7 @@
 """A pair's answer above the answer that it pushed, as two lines of text whose tokens light others.
 
 `assets/lit.js` colours the other line by the row or column of the token that is pointed at or
-focused. What stands here shows the strongest row, as it is printed.
+focused, and by the strongest row as the page arrives, and where it is printed.
 """
 
 from __future__ import annotations
@@ -54,16 +54,6 @@ def lit_lines(token_map: TokenMap) -> Any:
         _said(token, side, "onto the answer", "onto", column, observed)
         for token, column in zip(pushing, force.T, strict=True)
     ]
-    shares = np.abs(force[strongest]) / np.abs(force).max()
-    lit = [
-        {
-            "className": f"token {'lowered' if nats < 0 else 'raised' if nats > 0 else ''}",
-            "style": {"--push": round(float(share), 3)},
-        }
-        for nats, share in zip(force[strongest], shares, strict=True)
-    ]
-    lit_row: list[dict[str, Any]] = [{"className": "token"} for _ in observed]
-    lit_row[strongest] = {"className": "token lit-by"}
     data: dict[str, Any] = {
         "data-nats": json.dumps([[float(f"{nats:.3g}") for nats in row] for row in force]),
         "data-strongest": str(strongest),
@@ -72,11 +62,11 @@ def lit_lines(token_map: TokenMap) -> Any:
     answer = f"{style_of(token_map.observed_kind).label} answer of {token_map.observed_id}"
     return html.Figure(
         [
-            html.Figcaption(of_observed[strongest], className="message", role="status"),
+            html.Figcaption(html.P(of_observed[strongest], className="message", role="status")),
             html.Div(pair, className="label"),
-            _line(pair, pushing, of_pushing, lit, 0),
+            _line(pair, pushing, of_pushing, 0),
             html.Div(className="arcs"),
-            _line(answer, observed, of_observed, lit_row, strongest),
+            _line(answer, observed, of_observed, strongest),
             html.Div(answer, className="label"),
             html.P(READING, className="note"),
         ],
@@ -93,7 +83,7 @@ def _said(
     nats: Float[ndarray, " tokens"],
     others: Sequence[str],
 ) -> str:
-    """What a token's row or column says: its sum, and the token of the other line that does most."""
+    """What a token's row or column says: its sum, and what does most in the other line."""
     most = int(np.abs(nats).argmax())
     return (
         f"“{token}” of {line}: {parts.nats(float(nats.sum()))} nats {other}, most {preposition} "
@@ -101,25 +91,19 @@ def _said(
     )
 
 
-def _line(
-    name: str,
-    texts: Sequence[str],
-    said: Sequence[str],
-    looks: Sequence[dict[str, Any]],
-    entered: int,
-) -> Any:
+def _line(name: str, texts: Sequence[str], said: Sequence[str], entered: int) -> Any:
     """Tokens that can be pointed at and pinned; `entered`: the one that Tab reaches."""
     pressed: dict[str, Any] = {"aria-pressed": "false"}
     tokens = [
         html.Span(
             text,
+            className="token",
             role="button",
             tabIndex=0 if place == entered else -1,
             title=sentence,
-            **look,
             **pressed,
         )
-        for place, (text, sentence, look) in enumerate(zip(texts, said, looks, strict=True))
+        for place, (text, sentence) in enumerate(zip(texts, said, strict=True))
     ]
     label: dict[str, Any] = {"aria-label": name}
     return html.Div(tokens, className="line", role="group", dir="auto", **label)

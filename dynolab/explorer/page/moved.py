@@ -39,10 +39,18 @@ class Moved:
 
 
 def what_moved(
-    training: Training, row: ProbeRow, state: State, recorded: Sequence[int]
+    training: Training,
+    row: ProbeRow,
+    state: State,
+    recorded: Sequence[int],
+    *,
+    ledger: bool = True,
 ) -> Moved | None:
-    """The lines to an answer: the ledger's, else those of recorded steps; None without either."""
-    if state.metric == "optimizer":
+    """The lines to an answer: the ledger's, else those of recorded steps; None without either.
+
+    **Arguments:** `ledger`: off for those of recorded steps, as another training's are.
+    """
+    if ledger and state.metric == "optimizer":
         stored = lines_to_answer(training.ledger, row, state.step)
         if stored is not None:
             return Moved(stored, True, recorded)
@@ -103,7 +111,7 @@ SHOWN, PER_TOKEN = 10, 5
 
 PLOT_HEIGHT = 210
 
-HEAD = ("pair", "share", "nats", "its chosen", "its rejected", "at steps", "its answers", "")
+HEAD = ("pair", "share", "nats", "its chosen", "its rejected", "at steps", "its answers", "what if")
 
 
 _SUMS = ("total", "from_chosen", "from_rejected")

@@ -21,7 +21,7 @@ from dynolab.results.ledger_reader import Pusher
 
 SHOWN, LISTED = 12, 300
 MEANS = (CHOSEN, REJECTED, "argmax")
-HEAD = ("answer", "nats", "its chosen", "its rejected", "", "prompt and answer")
+HEAD = ("answer", "nats", "its chosen", "its rejected", "split", "prompt and answer")
 
 
 def listed(study: Study, state: State) -> Any:
@@ -77,11 +77,30 @@ def _means(lines: Lines) -> dict[str, float]:
     return {pair: float(lines.nats[lines.pair == pair].sum()) / count for pair in lines.pairs}
 
 
+def _chosen(study: Study, state: State) -> Example:
+    """The pair of the address, else the one that pulled down most."""
+    if state.pair in study.pairs:
+        return study.pairs[state.pair]
+    harm, _ = _mean_pushes(study.training(state.training), state)
+    return study.pairs[_hardest_first(study, harm)[0]]
+
+
+def replacing(study: Study, state: State) -> tuple[Example, int] | None:
+    """The pair that is shown, and the recorded step in which it takes another pair's place; None
+    where its step has it, and without a step that can be computed.
+    """
+    training, pair = study.training(state.training), _chosen(study, state)
+    steps, _ = training.computable()
+    with_pair = [step for step in training.recorded_steps if pair.id in training.batches[step]]
+    if not steps or (with_pair and state.step is None):
+        return None
+    step = steps[-1] if state.step is None else nearest(steps, state.step)
+    return None if step in with_pair else (pair, step)
+
+
 def shown(study: Study, state: State, *, computed: bool = True) -> list[Any]:
     """The pair that is chosen; `computed`: with what recorded steps say, which is there."""
-    training = study.training(state.training)
-    hardest = _hardest_first(study, _mean_pushes(training, state)[0])
-    pair = study.pairs[state.pair if state.pair in study.pairs else hardest[0]]
+    training, pair = study.training(state.training), _chosen(study, state)
     steps, error = training.computable()
     tick = "take it back in" if pair.id in state.without else "leave it out"
     return [

@@ -62,7 +62,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Part]], numeric: str) -> 
     ]
     body = [html.Tr([_cell(*cell) for cell in zip(row, kinds, head, strict=True)]) for row in rows]
     content = html.Table([html.Thead(html.Tr(heads)), html.Tbody(body)])
-    return html.Div(content, className="table", tabIndex=0, role="region")
+    return html.Div(content, className="table", tabIndex=0, role="group")
 
 
 def _cell(content: Part, kind: str, column: str) -> Part:
@@ -142,7 +142,7 @@ def graph(figure: go.Figure, dark: bool, name: str = "") -> Part:
         text = text.replace(f'"{light}"', f'"{other}"')
     room = {"height": figure.layout.height}  # from the start: what is below stays in its place
     drawn = dcc.Graph(figure=json.loads(text), config=GRAPH, className="plot", style=room)
-    return html.Div(drawn, className=f"wide {name}".strip(), tabIndex=0, role="region")
+    return html.Div(drawn, className=f"wide {name}".strip(), tabIndex=0, role="group")
 
 
 def account_name(row: FunctionalRow) -> str:

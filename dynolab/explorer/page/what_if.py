@@ -114,7 +114,8 @@ def shown(study: Study, state: State, dark: bool, *, computed: bool = True) -> l
     _, error = training.computable()
     stored = _over_training(training, state)
     recorded = _at_recorded_steps(training, state) if computed else None
-    forecasts = [forecast for forecast in (stored, recorded) if forecast is not None]
+    first = None if stored or recorded else _on_the_answer(training, state)
+    forecasts = [forecast for forecast in (stored, recorded, first) if forecast is not None]
     return [
         html.H2("What if"),
         *_headline(training, state, forecasts),
@@ -188,8 +189,27 @@ def _at_recorded_steps(training: Training, state: State) -> Forecast | None:
     computed = computed or training.known_lines(state.kind, state.asked, state.under(training))
     if computed is None:
         return None
-    lines, instead = computed
-    answers = training.answers[state.kind]
+    return _recorded(training, state, training.answers[state.kind], *computed)
+
+
+def _on_the_answer(training: Training, state: State) -> Forecast | None:
+    """At the recorded steps, on the answer of the headline alone, which takes a moment."""
+    steps, _ = training.computable()
+    changed = state.changed(training)
+    watched = training.answers.get(state.kind, [])
+    named = [answer for answer in watched if answer.row.pair_id == state.answer]
+    answers = (named or watched)[:1]
+    if not steps or not answers or not (state.without or changed.objective or state.dose != 1):
+        return None
+    row = answers[0].row
+    lines, instead = (training.lines_to(row, steps, asked) for asked in (state.asked, changed))
+    return _recorded(training, state, answers, lines, instead)
+
+
+def _recorded(
+    training: Training, state: State, answers: Sequence[Answer], lines: Lines, instead: Lines
+) -> Forecast:
+    """At recorded steps: `lines` as they were, and as asked."""
     label = style_of(state.kind).label
     return Forecast.of(
         [f"{answer.row.pair_id}, {label}" for answer in answers],

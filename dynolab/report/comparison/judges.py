@@ -138,7 +138,12 @@ def write_judge_page(inputs: JudgePageInputs, folder: Path) -> dict[str, float]:
         content=[
             words.section(
                 "rates",
-                table(_RATES, [_rate_row(rate, rate is best) for rate in rates], "ss" + "n" * 9),
+                table(
+                    _RATES,
+                    [_rate_row(rate, rate is best) for rate in rates],
+                    "ss" + "n" * 9,
+                    cards=True,
+                ),
             ),
             words.figure("win-rates", _rate_plot(inputs)),
             words.section(

@@ -78,6 +78,25 @@ if (contents) {
   window.addEventListener("hashchange", reveal);
   if (location.hash) reveal();
 }
+// What scrolls is reached by Tab, under its section's name; what fits is no stop.
+const SCROLLED = ".table, .drawn, blockquote";
+const measured = new ResizeObserver((entries) => {
+  for (const { target } of entries) {
+    const box = target.closest(SCROLLED);
+    if (box.scrollWidth <= box.clientWidth && box.scrollHeight <= box.clientHeight) {
+      box.removeAttribute("tabindex");
+      continue;
+    }
+    box.tabIndex = 0;
+    box.setAttribute("role", "group");
+    const heading = box.closest("section, details")?.querySelector("h2, summary");
+    if (heading) box.setAttribute("aria-label", heading.textContent);
+  }
+});
+for (const box of document.querySelectorAll(SCROLLED)) {
+  measured.observe(box);
+  if (box.firstElementChild) measured.observe(box.firstElementChild);
+}
 for (const command of document.querySelectorAll("pre.command")) {
   const button = document.createElement("button");
   button.className = "copy";

@@ -52,6 +52,9 @@
   const summaryOf = (part) => part.querySelector("summary").textContent;
 
   const drawn = () => {
+    // Dash gives its slider no name, and its hidden field a stop of Tab.
+    for (const slider of document.querySelectorAll("[role=slider]")) slider.setAttribute("aria-label", "step");
+    for (const hidden of document.querySelectorAll("input[aria-hidden=true]")) hidden.tabIndex = -1;
     for (const part of document.querySelectorAll("#view details")) {
       const open = unfolded.get(summaryOf(part));
       if (open !== undefined && open !== part.open) part.open = open;

@@ -54,7 +54,7 @@
       other.className = `token ${nats < 0 ? "lowered" : nats > 0 ? "raised" : ""}`;
       other.style.setProperty("--push", Math.abs(nats) / state.largest);
     });
-    figure.querySelector("figcaption").textContent = token.title;
+    figure.querySelector("figcaption p").textContent = token.title;
     drawArcs(figure);
   };
 
