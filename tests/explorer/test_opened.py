@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from dataclasses import replace
@@ -27,6 +28,7 @@ from dynolab.objectives.pairs import DesignedDoseConfig
 from dynolab.training.step_record import RecordCache
 from flows.explore import start
 from flows.mitigation import MitigationParameters
+from flows.parameters.parse import load_parameters
 from flows.parameters.validation import validated
 from flows.study.parameters import StudyParameters
 from tests.forces.small_models import neox, recorded
@@ -170,8 +172,15 @@ def test_settings_and_arms_are_the_study_but_for_the_change(
     filtered = {"pairs": list(state.without)} if state.without else None
     shown = texts_of(what_if.taken(study_of(own), own, state))
 
-    settings, arms = (yaml.safe_load(text) for text in shown)
-    study = validated(StudyParameters, {"preference": {"objective": given(objective)}} | settings)
+    settings, arms = (yaml.safe_load(shown[place]) for place in (0, 2))
+    given_settings = {"preference": {"objective": given(objective)}}
+    study = validated(StudyParameters, given_settings | settings)
+    file = tmp_path / "study.yaml"
+    file.write_text(yaml.safe_dump(given_settings))
+    changes = shlex.split(shown[1])[4::2]
+    assert load_parameters(StudyParameters, file, changes) == study.model_copy(
+        update={"name": "what-if"}
+    )
     assert study.preference.objective == then
     compared = validated(MitigationParameters, arms).arms
     (first, was), (_, changed) = compared.items()
@@ -190,7 +199,7 @@ def test_nothing_is_taken_without_a_change_and_of_sft_only_the_pairs(tmp_path: P
     assert what_if.taken(study, replace(own, objective=IPOConfig()), State(dose=0.3)) == []
     sft = replace(own, name="sft of report/2", study="report/2")
     assert texts_of(what_if.taken(study, sft, State(without=("a",)))) == []
-    assert len(texts_of(what_if.taken(study, own, State(without=("a",))))) == 2
+    assert len(texts_of(what_if.taken(study, own, State(without=("a",))))) == 3
 
 
 def given(objective: Any) -> dict[str, Any]:

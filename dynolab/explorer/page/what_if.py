@@ -7,6 +7,7 @@ settings.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -402,6 +403,15 @@ def _objective(training: Training, state: State) -> ObjectiveConfig:
     return objective.model_copy(update={"negative_dose": round(dose * objective.negative_dose, 6)})
 
 
+def command(changes: Mapping[str, Mapping[str, Any]]) -> str:
+    """Trains the study with these settings, under a name whose page replaces no other."""
+    settings = {"name": "what-if"}
+    for section, values in changes.items():
+        settings |= {f"{section}.{key}": json.dumps(value) for key, value in values.items()}
+    options = (shlex.quote(f"{name}={value}") for name, value in settings.items())
+    return " ".join(["dynolab study FILE", *(f"--set {option}" for option in options)])
+
+
 def _yaml(value: Mapping[str, Any]) -> str:
     """Settings as a study file has them: sections on lines of their own, the rest as JSON."""
     return "\n".join(
@@ -429,6 +439,7 @@ def taken(study: Study, training: Training, state: State) -> list[Any]:
     return [
         *offered,
         parts.copied("in the study file", _yaml(changes)),
+        parts.copied("as the command that trains it; FILE is the study file", command(changes)),
         parts.copied(
             "as runs of a mitigation file, which compares both over several seeds",
             _yaml({"arms": arms(training, state)}),
