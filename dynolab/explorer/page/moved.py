@@ -111,7 +111,16 @@ SHOWN, PER_TOKEN = 10, 5
 
 PLOT_HEIGHT = 210
 
-HEAD = ("pair", "share", "nats", "its chosen", "its rejected", "at steps", "its answers", "without it")
+HEAD = (
+    "pair",
+    "share",
+    "nats",
+    "its chosen",
+    "its rejected",
+    "at steps",
+    "its answers",
+    "without it",
+)
 
 
 _SUMS = ("total", "from_chosen", "from_rejected")
