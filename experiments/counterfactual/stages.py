@@ -356,4 +356,4 @@ def signs_of_blamed_groups(
     return share_interval(hits / seeds, len({repeat.group for repeat in repeats}))
 
 
-COUNTERFACTUAL = Stage("counterfactual", 8, compare_retrainings)
+COUNTERFACTUAL = Stage("counterfactual", 7, compare_retrainings)
