@@ -1,6 +1,8 @@
 """Prefect deployments: one for every form of every flow, and one to reconcile.
 
-    python -m flows.deploy [alone]    # registers them; alone: no worker runs yet
+    python -m flows.deploy [alone]    # registers them
+
+alone: no worker runs yet; it then goes on and checks filled forms for the server.
 
 Prefect imports an entry by its dotted name, `flows.deploy.<name>`. Registration is a separate
 program, so that the command that starts the servers need not load the flows.
@@ -27,6 +29,7 @@ from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
+from flows.deployment import checks
 from flows.deployment.deployments import LISTED, PARAMETER, deployments
 from flows.deployment.upkeep import (
     TAG,
@@ -199,4 +202,7 @@ def _register(
 
 
 if __name__ == "__main__":
-    main(alone=sys.argv[1:] == ["alone"])
+    is_alone = sys.argv[1:] == ["alone"]
+    main(alone=is_alone)
+    if is_alone:
+        checks.serve(Settings.from_environment().home)

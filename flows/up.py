@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from dynolab.errors import ServiceFailed
 from tasks.runtime.cleanup import reap_orphans
+from tasks.runtime.servers.form_checks import SOCKET
 from tasks.runtime.servers.service import MLFLOW, PREFECT, START_SECONDS, Service
 from tasks.runtime.servers.services import Services, client_variables
 from tasks.runtime.servers.standing import login_links, standing_services, watch
@@ -66,6 +67,7 @@ def register(services: Services) -> Process:
     Importing the flows takes as long as the servers' start, so both go on at once.
     """
     log = services.home / "logs" / "register.log"
+    (services.home / SOCKET).unlink(missing_ok=True)
     waiting = {
         "PREFECT_API_REQUEST_TIMEOUT": str(START_SECONDS),
         "PREFECT_CLIENT_MAX_RETRIES": "50",
@@ -78,23 +80,32 @@ def register(services: Services) -> Process:
 def work_for(services: Services, registering: Process | None = None) -> Iterator[Services]:
     """Waits until the deployments are registered with the servers, and runs their workers.
 
+    The process that registered them goes on beside the workers: it checks filled forms.
+
     **Arguments:** `registering`: the registration, if it has begun.
 
     **Raises** `ServiceFailed` if the registration fails.
     """
     home, environment = services.home, _environment(services)
     process, log = registering or register(services), home / "logs" / "register.log"
-    try:
-        if process.wait(REGISTER_SECONDS) != 0:
+    deadline = time.monotonic() + REGISTER_SECONDS
+    while not (home / SOCKET).exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            stop_group(process)
             raise ServiceFailed("the registration of deployments", last_lines(log))
-    except subprocess.TimeoutExpired as error:
-        raise ServiceFailed("the registration of deployments", last_lines(log)) from error
-    finally:
-        stop_group(process)
-    workers = Services(home, {pool: _worker(home, pool, environment) for pool in POOLS})
+        time.sleep(0.05)
+
+    def check_again() -> Process:
+        return start_child(
+            "flows.deployment.checks", [], environment=environment, log=log.with_name("checks.log")
+        )
+
+    checks = Service("the check of forms", "", process.pid, log, process, start=check_again)
+    workers = {pool: _worker(home, pool, environment) for pool in POOLS}
+    running = Services(home, {**workers, "forms": checks})
     try:
-        with workers:
-            yield workers
+        with running:
+            yield running
     finally:
         kill_marked(f"{_MARK}={environment[_MARK]}")
 

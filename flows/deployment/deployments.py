@@ -24,6 +24,7 @@ from flows.flow import Flow, Form
 from flows.parameters.parse import STUDIES, read_settings, read_study
 from flows.registry import FLOWS, REGISTRY, load_flow
 from flows.run import run_flow
+from tasks.runtime.servers.form_checks import KEYWORD
 
 PARAMETER = "settings"
 """The only parameter of a deployed flow: its form."""
@@ -75,7 +76,8 @@ class Deployment:
         model: type[BaseModel] = create_model("Parameters", **fields)
         schema = model.model_json_schema(ref_template="#/definitions/{model}")
         schema["definitions"] = schema.pop("$defs")
-        shown = schema["definitions"][self.form_model.__name__]["properties"]
+        form = schema["definitions"][self.form_model.__name__]
+        form[KEYWORD], shown = self.name, form["properties"]
         shown["study_file"]["enum"] = study_files(self.flow.name)
         rare = ("other_settings", "study_text", "fresh")
         first = ("study_file", *self.form.tried, *FIRST)

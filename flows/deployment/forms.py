@@ -21,8 +21,9 @@ OTHER_TRIED, SHARED = "other_values", "shared_settings"
 class FilledForm(BaseModel):
     """Fields of every form; those derived from settings change the study file's.
 
-    Prefect refuses values outside a setting's limits; all else that cannot work ends the run before
-    any work, with a message that names the setting.
+    Prefect refuses values outside a setting's limits, and where `dynolab up` runs it, what the
+    settings' own checks refuse (`checks`). All else that cannot work ends the run before any work,
+    with a message that names the setting.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_CLIENT_CUSTOM_HEADERS,
@@ -28,9 +30,12 @@ from prefect.settings import (
 from dynolab.errors import ConfigError
 from flows import deploy
 from flows.commands import use_platform
+from flows.deployment import checks
 from flows.deployment.upkeep import keep_one_late_run
 from flows.parameters.parse import STUDIES
 from flows.schedule import change_schedules
+from tasks.runtime.servers.form_checks import SOCKET
+from tasks.runtime.servers.services import Services
 from tests.flows.lab import SMALL, until
 
 pytestmark = pytest.mark.services
@@ -165,6 +170,49 @@ def test_without_a_platform_no_schedule_is_asked_for(
     monkeypatch.setenv("DYNOLAB_HOME", str(tmp_path))
     with pytest.raises(ConfigError, match="no platform runs"):
         use_platform()
+
+
+BAD_FORMS: list[tuple[str, dict[str, Any], str]] = [
+    ("sweep/a-sweep", {"beta": "0.05; half"}, "preference.objective.beta = '0.05; half'"),
+    ("sweep/a-sweep", {"beta": "0.1, -1"}, "preference.objective.beta = -1"),
+    ("sweep/a-sweep", {"beta": "low: 2, high: 1"}, "low must be below high"),
+    ("sweep/a-sweep", {"beta": "low: 1"}, "give both"),
+    ("sweep/a-sweep", {"steps": "10, 2.5"}, "preference.steps = 2.5"),
+    ("sweep/a-sweep", {"learning_rate": "fast"}, "preference.optimizer.learning_rate = 'fast'"),
+    ("sweep/a-sweep", {"other_values": ["sft.step=1, 2"]}, "sft.step = 1: there is no such"),
+    ("sweep/a-sweep", {"shared_settings": ["preference.steps"]}, "write it as key=value"),
+    ("sweep/a-sweep", {"metric": "probe/chosen/loss"}, "metric = 'probe/chosen/loss'"),
+    ("sweep/a-sweep", {"stage": "tuning"}, "stage = 'tuning': choose one of"),
+    ("sweep/a-sweep", {"trials": 0}, "less than the minimum"),
+    ("study/a-study", {"steps": "many"}, "steps"),
+    ("study/a-study", {"objective": "ipo", "margin": 1.0}, "preference.objective.margin = 1.0"),
+    ("study/a-study", {"other_settings": ["sft.steps=-5"]}, "sft.steps = -5"),
+]
+"""Deployment, fields of its form that cannot work, and what is said of them."""
+
+
+@pytest.fixture(scope="module")
+def form_checks(started_servers: Services) -> None:
+    Thread(target=checks.serve, args=[started_servers.home], daemon=True).start()
+    until((started_servers.home / SOCKET).exists, 30)
+
+
+@pytest.mark.parametrize(("name", "fields", "said"), BAD_FORMS)
+def test_a_form_that_no_run_could_begin_with_is_refused(
+    name: str, fields: dict[str, Any], said: str, own_server: SyncPrefectClient, form_checks: None
+) -> None:
+    one = own_server.read_deployment_by_name(name)
+    form = {deploy.PARAMETER: fields}
+    with pytest.raises(PrefectHTTPStatusError) as refused:
+        own_server.create_flow_run_from_deployment(one.id, parameters=form)
+    assert said in refused.value.response.json()["detail"]
+    if "beta" in fields:  # the page shows it at the field
+        shown = {"schema": one.parameter_openapi_schema, "values": form}
+        answer = own_server._client.post("/ui/schemas/validate", json=shown).json()
+        ((at, (reason,)),) = [
+            (error["property"], error["errors"]) for error in answer["errors"][0]["errors"]
+        ]
+        assert at == "beta" and said in reason
 
 
 @pytest.mark.faults  # waits for Prefect's own loop

@@ -1,0 +1,72 @@
+"""Checks filled forms for Prefect's server, before it takes them (`servers.form_checks`).
+
+python -m flows.deployment.checks
+"""
+
+from __future__ import annotations
+
+import json
+import socketserver
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from dynolab.errors import ConfigError, DynolabError
+from flows.deployment.deployments import Deployment, deployments
+from flows.sweep.parameters import SweepParameters
+from flows.sweep.run import check_sweep
+from tasks.runtime.servers.form_checks import SOCKET, socket_address
+from tasks.runtime.system.settings import Settings
+
+
+def refusals(deployment: Deployment, fields: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Field and message of the setting that a filled form is refused for, if it is.
+
+    The field is empty if the form has none for the setting.
+    """
+    try:
+        form = deployment.form_model.model_validate(fields)
+        parameters = deployment.parameters(form)
+        if isinstance(parameters, SweepParameters):
+            check_sweep(parameters)
+    except ValidationError:
+        return []  # of a field's type or limits, which the schema names
+    except ConfigError as error:
+        return [(_field_of(error, deployment, fields), str(error))]
+    except DynolabError as error:
+        return [("", str(error))]
+    return []
+
+
+def _field_of(error: ConfigError, deployment: Deployment, fields: Mapping[str, Any]) -> str:
+    """The filled field that an error is about; empty if it may be another."""
+    form = deployment.form_model
+    settings = {**form.settings, **form.tried}
+    named = [field for field in fields if settings.get(field) and settings[field] in error.field]
+    if not named and error.field.startswith("space"):  # the values to try, of which setting ever
+        named = [field for field in fields if field in form.tried]
+    return named[0] if len(named) == 1 else ""
+
+
+def serve(home: Path) -> None:
+    """Answers until the process is ended."""
+    by_name = deployments()
+
+    class Answer(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            name, fields = json.loads(self.rfile.read())
+            found = refusals(by_name[name], fields) if name in by_name else []
+            self.wfile.write(json.dumps(found).encode())
+
+    (home / SOCKET).unlink(missing_ok=True)
+    with (
+        socket_address(home) as address,
+        socketserver.UnixStreamServer(address, Answer) as server,
+    ):
+        server.serve_forever()
+
+
+if __name__ == "__main__":
+    serve(Settings.from_environment().home)
