@@ -124,8 +124,8 @@ def run_on(
 ) -> dict[str, StageResult]:
     """Runs the steps in order on an open platform; returns their results.
 
-    The parent run gets the metrics of `plan.trained` by the same names, and those of the last step
-    as `result/…`.
+    The parent run gets the metrics of `plan.trained` by the same names when that step has ended,
+    and those of the last step as `result/…`.
 
     `shown` is given the results so far when one was computed, but for the last, and at most every
     `SHOWN_SECONDS`.
@@ -139,6 +139,10 @@ def run_on(
         again = step.is_among(fresh) if isinstance(fresh, tuple) else fresh
         results[step.name] = _as_task(step, results, platform, fresh=again)
         check_trained_rows(step.name, results[step.name], plan.steps, platform)
+        trained = results.get(plan.trained or "")
+        if trained is not None and platform.has_worked and platform.parent_run is not None:
+            folder = platform.store.folder(trained.address, trained.digest)
+            follow(folder / "metrics.jsonl", platform.parent_run)
         if (
             shown is not None
             and step is not plan.steps[-1]
@@ -150,9 +154,6 @@ def run_on(
     if platform.has_worked and platform.parent_run is not None:
         metrics = results[plan.steps[-1].name].metrics
         platform.parent_run.log_metrics({f"result/{name}": metrics[name] for name in metrics}, 0)
-        if (trained := results.get(plan.trained or "")) is not None:
-            folder = platform.store.folder(trained.address, trained.digest)
-            follow(folder / "metrics.jsonl", platform.parent_run)
     return {step.name: results[step.name] for step in plan.steps}
 
 

@@ -22,7 +22,7 @@ from flows.sweep.parameters import SweepParameters
 from flows.sweep.trials import MEASURED, RUN_ID, SweepStudy, short, study_name
 from tasks.runtime.open_platform import open_platform, planning_platform
 from tasks.runtime.stage import Platform
-from tasks.runtime.track.runs import shown_params
+from tasks.runtime.track.runs import STUDY_RUN_TAG, shown_params
 from tasks.runtime.training_monitor import watched_by
 from tasks.runtime.work import StageResult
 
@@ -152,7 +152,14 @@ def _run_trial(study: SweepStudy, trial: optuna.Trial, platform: Platform) -> No
         parent=platform.parent_run,
         params=shown_params(settings) | point,
         settings_yaml=settings.as_yaml,
-        tags={"kind": "trial", "flow": "trial", "sweep": sweep.name, "trial": str(trial.number)},
+        tags={
+            "kind": "trial",
+            "flow": "trial",
+            "sweep": sweep.name,
+            "trial": str(trial.number),
+            STUDY_RUN_TAG: f"{study.name}/{trial.number}",
+        },
+        resume_by=STUDY_RUN_TAG,
     )
 
     def watch(stage: str, line: MetricsLine) -> None:

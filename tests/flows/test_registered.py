@@ -172,6 +172,26 @@ def test_without_a_platform_no_schedule_is_asked_for(
         use_platform()
 
 
+def test_what_waits_has_the_name_that_it_will_run_under(own_server: SyncPrefectClient) -> None:
+    one = own_server.read_deployment_by_name("sweep/a-sweep")
+    own_server._client.post(
+        f"/deployments/{one.id}/schedules",
+        json=[{"schedule": {"cron": DAILY}, "parameters": one.parameters}],
+    )
+    own_server._client.post(f"/deployments/{one.id}/schedule", json={}).raise_for_status()
+    of_it = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[one.id]))
+    waiting = own_server.read_flow_runs(flow_run_filter=of_it)
+    assert waiting and all(run.name.startswith("sweep_beta (") for run in waiting)
+    for typed, filled, name in (
+        ("Tasty-Sphynx", {"name": "night"}, "night"),
+        ("my try", {"name": "night"}, "my try"),
+    ):
+        form = {deploy.PARAMETER: filled}
+        run = own_server.create_flow_run_from_deployment(one.id, name=typed, parameters=form)
+        assert own_server.read_flow_run(run.id).name == name
+    schedule(remove=next(name for name in schedule() if name.startswith("schedule-")))
+
+
 BAD_FORMS: list[tuple[str, dict[str, Any], str]] = [
     ("sweep/a-sweep", {"beta": "0.05; half"}, "preference.objective.beta = '0.05; half'"),
     ("sweep/a-sweep", {"beta": "0.1, -1"}, "preference.objective.beta = -1"),

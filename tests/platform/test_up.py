@@ -39,7 +39,9 @@ def test_a_run_from_its_form_and_a_form_that_cannot_work(platform: Platform) -> 
     assert answer.status_code == 409 and "steps" in answer.text
 
 
-def test_a_killed_process_ends_in_mlflow_though_nobody_retries(platform: Platform) -> None:
+def test_a_killed_run_ends_in_mlflow_and_goes_on_there_when_it_is_retried(
+    platform: Platform,
+) -> None:
     run = platform.start("train/preference", study_text=SMALL.read_text(), name="killed")
     rank = psutil.Process(platform.lab.pause_preference())
     engine = next(one for one in rank.parents() if "flow_run_process" in " ".join(one.cmdline()))
@@ -48,7 +50,19 @@ def test_a_killed_process_ends_in_mlflow_though_nobody_retries(platform: Platfor
     user = f":{platform.link('Prefect').partition('?token=')[2]}@"
     mlflow = platform.mlflow.replace("//", f"//{user}")
     until(lambda: "RUNNING" not in {one.status for one in histories(mlflow, "dynolab", "")}, 30)
-    assert {one.status for one in histories(mlflow, "dynolab", "killed")} == {"KILLED"}
+
+    def statuses() -> list[str]:
+        return [one.status for one in histories(mlflow, "dynolab", "killed")]
+
+    assert statuses() == ["KILLED"]
+    platform.set_state(run, "SCHEDULED", "AwaitingRetry")
+    until(lambda: platform.state(run)["type"] == "RUNNING", RUN_SECONDS)
+    platform.set_state(run, "PAUSED", "Suspended")
+    until(lambda: statuses() == ["SCHEDULED"], RUN_SECONDS)
+    platform.api("POST", f"flow_runs/{run}/resume")
+    assert platform.end(run) == "Completed"
+    (one,) = histories(mlflow, "dynolab", "killed")
+    assert one.status == "FINISHED" and "train/loss" in one.values
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -44,6 +44,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tasks.runtime.servers.form_checks import check_forms
 from tasks.runtime.servers.guard import Guard
+from tasks.runtime.servers.run_names import name_runs
 from tasks.runtime.system.processes import listening_socket
 from tasks.runtime.system.secret_files import TOKEN, check_token, own_folder
 from tasks.runtime.track.mlflow_pages import EXPERIMENT_TAGS
@@ -123,6 +124,7 @@ def prefect_application(folder: Path, port: int, standing: bool, *, api_only: bo
         if name in self.model_fields_set
     }
     check_forms(folder.parent)
+    name_runs()
     application = create_app(final=True, webserver_only=api_only)
     # Prefect copies its pages there where the library's folder is read only.
     copied = os.environ.get("PREFECT_UI_STATIC_DIRECTORY")

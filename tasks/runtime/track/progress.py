@@ -255,6 +255,15 @@ def inside_prefect_run() -> bool:
     return FlowRunContext.get() is not None or TaskRunContext.get() is not None
 
 
+def is_pause(error: BaseException | None) -> bool:
+    """Whether Prefect ends this run because somebody pauses it, to resume it later."""
+    if "prefect" not in sys.modules:
+        return False
+    from prefect.exceptions import Pause
+
+    return isinstance(error, Pause)
+
+
 def run_tags() -> dict[str, str]:
     """Tags that link an MLflow run to the current Prefect run; {} outside of one."""
     if not inside_prefect_run():

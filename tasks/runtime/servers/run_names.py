@@ -1,0 +1,47 @@
+"""Names of flow runs, from their forms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+FORM = "settings"
+"""The only parameter of a deployed flow: its form."""
+
+LONGEST = 60
+_TWO_WORDS = re.compile(r"[A-Za-z]+\d*-[A-Za-z]+\d*")
+
+
+def run_name(name: str, form: Mapping[str, Any], otherwise: str = "") -> str:
+    """The run name that was typed, else the form's name, else the study file's and the run name.
+
+    Prefect fills the field for the run name with two words, which somebody may have typed, too.
+
+    **Arguments:** `otherwise`: in place of the study file, if the form names none.
+    """
+    if not _TWO_WORDS.fullmatch(name):
+        return name
+    file = Path(form.get("study_file") or otherwise).stem
+    return str(form.get("name") or (f"{file} ({name})" if file else name))[:LONGEST]
+
+
+def name_runs() -> None:
+    """Makes Prefect's server, in this process, name runs when they are made, not at their start."""
+    from prefect.server.models import deployments, flow_runs
+    from prefect.utilities.names import generate_slug
+
+    create, insert = flow_runs.create_flow_run, deployments._insert_scheduled_flow_runs
+
+    async def create_named(*, flow_run: Any, **options: Any) -> Any:
+        flow_run.name = run_name(flow_run.name, flow_run.parameters.get(FORM) or {})
+        return await create(flow_run=flow_run, **options)
+
+    async def insert_named(*, runs: list[dict[str, Any]], **options: Any) -> Any:
+        for run in runs:
+            run["name"] = run_name(generate_slug(2), run["parameters"].get(FORM) or {})
+        return await insert(runs=runs, **options)
+
+    flow_runs.create_flow_run = create_named
+    deployments._insert_scheduled_flow_runs = insert_named
