@@ -37,7 +37,6 @@ from flows.sweep.flow import FLOW
 from flows.sweep.parameters import SweepParameters
 from flows.sweep.run import check_sweep, trial_of
 from flows.sweep.trials import grid_points, short
-from tasks.report import REMEDIES, remedies_command
 from tasks.runtime.open_platform import open_store, planning_platform
 from tasks.runtime.servers.service import MLFLOW, PREFECT
 from tasks.runtime.servers.services import PATIENCE, client_variables
@@ -101,19 +100,16 @@ def start(
     table = result_table(store, flow.page, parameters.model_dump(mode="json"), stages)
     write_table(table, page.with_suffix(".json"))
     seconds = time.monotonic() - began
-    shown = stages[flow.page]
-    from dynolab.report.page import ANSWER  # plotly takes a while to import
+    from flows.run import answer_of, next_commands
 
-    file = store.folder(shown.address, shown.digest) / ANSWER
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
-    answer = text.removesuffix("\n").split("\n") if text else []
+    answer = answer_of(store, stages[flow.page])
     show_results(flow.name, results, page, seconds, answer)
-    files = stages.get("preference", shown).short
-    lines = [f"files   {invocation()} path {files} fetches them from {settings.store}"]
+    commands = dict(next_commands(flow, parameters.name, stages))
+    lines = [f"files   {commands['files']} fetches them from {settings.store}"]
     if not running_services(settings.home):
         lines.append(_later())
-    if page.with_name(f"{parameters.name}-{REMEDIES}").exists() and REMEDIES in flow.beside:
-        lines.append(f"next    {remedies_command(parameters.name)}")
+    if "next" in commands:
+        lines.append(f"next    {commands['next']}")
     console.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
     if choices.json:
         print_json(
@@ -122,7 +118,7 @@ def start(
             page=str(page),
             seconds=round(seconds, 1),
             answer=answer,
-            metrics=shown.metrics,
+            metrics=stages[flow.page].metrics,
             stages={
                 name: {"result": stage.short, "address": stage.address, "cached": stage.cached}
                 for name, stage in stages.items()
@@ -283,14 +279,14 @@ def _show_trials(
 ) -> None:
     tried = parameters.tried
     table = Table(
-        "trial", "ended", *tried.values(), *parameters.objectives, box=None, pad_edge=False
+        "trial", "ended", *parameters.objectives, *tried.values(), box=None, pad_edge=False
     )
     for row in trials["trials"]:
         table.add_row(
             f"{row['number']}{' best' if row['number'] in trials['best'] else ''}",
             row["state"],
-            *(short(row["settings"].get(name, "")) for name in tried),
             *(short(row["values"].get(name, "")) for name in parameters.objectives),
+            *(short(row["settings"].get(name, "")) for name in tried),
         )
     console.print(table)
     if trials["compare"] and servers_stay:

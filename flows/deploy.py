@@ -30,7 +30,7 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
 from flows.deployment import checks
-from flows.deployment.deployments import LISTED, PARAMETER, deployments
+from flows.deployment.deployments import LISTED, deployments
 from flows.deployment.upkeep import (
     TAG,
     close_lost_runs,
@@ -40,6 +40,7 @@ from flows.deployment.upkeep import (
 )
 from flows.registry import REGISTRY
 from tasks.runtime.cleanup import clean_up
+from tasks.runtime.servers.run_names import PARAMETER
 from tasks.runtime.servers.services import PATIENCE
 from tasks.runtime.system.settings import Settings
 

@@ -26,12 +26,13 @@ from pydantic import TypeAdapter
 
 from dynolab.errors import ConfigError, check_known
 from flows.deploy import schedule_name
-from flows.deployment.deployments import LISTED, PARAMETER, deployments, flow_of
+from flows.deployment.deployments import LISTED, deployments, flow_of
 from flows.flow import StagedFlow
 from flows.parameters.defaults import with_paths
 from flows.parameters.parse import STUDIES, read_settings, read_study, study_file
 from flows.sweep.run import check_sweep
 from tasks.runtime.open_platform import planning_platform
+from tasks.runtime.servers.run_names import PARAMETER
 
 
 def change_schedules(

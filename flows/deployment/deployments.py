@@ -24,8 +24,7 @@ from flows.parameters.parse import STUDIES, read_settings, read_study
 from flows.registry import FLOWS, REGISTRY, load_flow
 from flows.run import run_flow
 from tasks.runtime.servers.form_checks import KEYWORD
-from tasks.runtime.servers.run_names import FORM as PARAMETER
-from tasks.runtime.servers.run_names import run_name
+from tasks.runtime.servers.run_names import PARAMETER, run_name
 
 LISTED = {name: entry.listed for name, entry in REGISTRY.items() if entry.listed} | {
     "reconcile": "~internal-reconcile"

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dynolab.errors import DynolabError
 from dynolab.results.sweep import TrialRow
+from flows.sweep.parameters import SweepParameters
 from flows.sweep.trials import SweepStudy, short
 from tasks.runtime.stage import Platform
 from tasks.runtime.track.mlflow_pages import DESCRIPTION_TAG, PAGE_FOLDER, compare_page, run_page
-from tasks.runtime.track.progress import inside_prefect_run, slug
+from tasks.runtime.track.progress import CLOSE_SECONDS, summarize
 
 log = logging.getLogger(__name__)
 
@@ -47,13 +47,14 @@ def report(study: SweepStudy, platform: Platform) -> dict[str, Any]:
 def show_trials(study: SweepStudy, platform: Platform) -> str:
     """Writes the page of the trials so far; MLflow's run and Prefect's lead to it.
 
-    They also say which trials are best; Prefect's run has a table of all. **Returns** the address
+    They also say which trials are best; Prefect's run has a table of all in its summary.
+    **Returns** the address
     of MLflow's comparison of the trials; empty for fewer than two.
     """
     from dynolab.report.comparison.sweep import write_sweep_page
 
     parameters, rows, best = study.parameters, study.rows(), study.best()
-    run = platform.parent_run
+    run, links = platform.parent_run, dict[str, str]()
     ids = [row.mlflow_run_id for row in rows if row.mlflow_run_id]
     compare = compare_page(run.run, ids) if run and run.run and len(ids) > 1 else ""  # its fragment
     compare_address = f"{run.server}/{compare}" if run and compare else ""
@@ -82,41 +83,30 @@ def show_trials(study: SweepStudy, platform: Platform) -> str:
         run.log_artifact(page, PAGE_FOLDER)
         if run.run:
             links = {"Report": run_page(run.run, f"{PAGE_FOLDER}/{page.name}"), "Compare": compare}
+            pages = {name: page for name, page in links.items() if page}
+            linked = " · ".join(f"[{name}]({page})" for name, page in pages.items())
+            run.set_tags({DESCRIPTION_TAG: f"{text} {linked}"})
             # MLflow's own pages lead on without its address, Prefect's with it.
-            run.set_tags({DESCRIPTION_TAG: f"{text} {_linked(links, '')}"})
-            text += f" {_linked(links, f'{run.server}/')}"
-    if inside_prefect_run():
-        _show_in_prefect(study, rows, best, text)
+            links = {name: f"{run.server}/{page}" for name, page in pages.items()}
+    table = "\n".join(_trials(parameters, rows, best))
+    published = summarize(parameters.name, links, [text, table], run, charts=True)
+    if published is not None:
+        published.join(CLOSE_SECONDS)
     return compare_address
 
 
-def _linked(pages: Mapping[str, str], server: str) -> str:
-    return " · ".join(f"[{name}]({server}{page})" for name, page in pages.items() if page)
-
-
-def _show_in_prefect(
-    study: SweepStudy, rows: Sequence[TrialRow], best: Sequence[TrialRow], text: str
-) -> None:
-    """Makes or updates the run's table of trials in Prefect."""
-    from prefect.artifacts import create_table_artifact
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.actions import ArtifactUpdate
-
-    table = [
-        {
-            "trial": f"{row.number}{' (best)' if row in best else ''}",
-            "ended": row.state,
-            **{shown: row.settings[name] for name, shown in study.parameters.tried.items()},
-            **{name: float(f"{value:.5g}") for name, value in row.values.items()},
-        }
-        for row in rows
-    ]
-    try:
-        if study.artifact is None:
-            key = f"trials-{slug(study.parameters.name)}"
-            study.artifact = create_table_artifact(table, key, text)
-        else:
-            update = ArtifactUpdate(data=json.dumps(table), description=text)
-            get_client(sync_client=True).update_artifact(study.artifact, update)
-    except Exception as error:  # Prefect's outage must not end the sweep
-        log.warning("the table of trials could not be published in Prefect: %s", error)
+def _trials(
+    parameters: SweepParameters, rows: Sequence[TrialRow], best: Sequence[TrialRow]
+) -> Iterator[str]:
+    """The lines of a table in Markdown: each trial's metrics, then its settings."""
+    metrics = list(
+        dict.fromkeys([*parameters.objectives, *(m for row in rows for m in row.values)])
+    )
+    head = ["trial", "ended", *metrics, *parameters.tried.values()]
+    for cells in (head, ["---"] * len(head)):
+        yield f"| {' | '.join(cells)} |"
+    for row in rows:
+        number = f"**{row.number} best**" if row in best else str(row.number)
+        values = [short(row.values[name]) if name in row.values else "" for name in metrics]
+        settings = [short(row.settings[name]) for name in parameters.tried]
+        yield f"| {' | '.join([number, row.state, *values, *settings])} |"

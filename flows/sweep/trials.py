@@ -39,9 +39,6 @@ class SweepStudy:
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.parameters, self.name = parameters, study_name(parameters)
-        self.artifact: Any = None
-        """The table of the trials in Prefect."""
-
         home = own_folder(Settings.from_environment().home)
         address = os.environ.get("DYNOLAB_SWEEPS") or f"sqlite:///{home}/sweeps.db"
         # SQLite's default of five seconds is short for several writers.

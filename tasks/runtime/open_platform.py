@@ -22,8 +22,8 @@ from tasks.runtime.track.progress import (
     RichLines,
     inside_prefect_run,
     is_pause,
-    link_mlflow_run,
     run_tags,
+    summarize,
 )
 from tasks.runtime.track.runs import STUDY_RUN_TAG, RunTracker, Status, left_behind
 from tasks.runtime.track.tracking import Tracking
@@ -137,7 +137,7 @@ def _open_study(
     )
     if charts:
         tracker.describe(trainings=())  # the runs under this one
-    link_mlflow_run(tracker, study, charts=charts)
+    summarize(study, {}, tracker=tracker, charts=charts)
     return tracker
 
 

@@ -403,13 +403,16 @@ def test_trials_share_what_comes_before_and_a_sweep_goes_on_where_it_died(
     artifacts = requests.post(
         f"{lab.environment['PREFECT_API_URL']}/artifacts/filter",
         headers=json.loads(lab.environment["PREFECT_CLIENT_CUSTOM_HEADERS"]),
-        json={"artifacts": {"key": {"any_": ["trials-tried"]}}},
+        json={"artifacts": {"key": {"any_": ["summary-tried"]}}},
         timeout=30,
     ).json()
     assert all(trial.info.run_id in printed for trial in trials), "the comparison's address"
-    (table,) = (json.loads(artifact["data"]) for artifact in artifacts)
-    (best,) = (row for row in table if "best" in row["trial"])
-    assert len(table) == 2 and best["train/loss"] == pytest.approx(min(values), rel=1e-4)
+    (summary,) = artifacts
+    assert "[Report](http" in summary["description"] and "[Compare](http" in summary["description"]
+    table = [line.split(" | ") for line in summary["data"].splitlines() if line.startswith("| ")]
+    (best,) = (cells for cells in table if "best" in cells[0])
+    assert table[0][2] == "train/loss" and float(best[2]) == pytest.approx(min(values), rel=1e-4)
+    assert len(table) == 4
     assert parents[parent].data.metrics["train/loss"] == min(values)
     assert {run.info.status for run in runs} == {"FINISHED"}
 

@@ -18,10 +18,10 @@ from tasks.runtime.track.progress import (
     emit_event,
     inside_prefect_run,
     link_mlflow_run,
-    link_report,
     outcome_of,
     run_tags,
     slug,
+    summarize,
 )
 from tasks.runtime.track.runs import Run
 from tests.flows.lab import until
@@ -143,10 +143,13 @@ def test_stage_in_a_flow_shows_progress_links_and_events(prefect_server: None) -
         done = progress.stage("dpo", None)
         done.update(7)
         done.close()
-        waiting = link_mlflow_run(tracker, "sft", charts=True)
-        assert waiting is not None
-        waiting.join(30)
-        link_report("sft", "http://mlflow.test/#/page")
+        for waiting in (
+            link_mlflow_run(tracker, "sft"),
+            summarize("my study", {}, tracker=tracker),
+            summarize("my study", {"Report": "http://r"}, ["y", "n"], tracker, charts=True),
+        ):
+            assert waiting is not None
+            waiting.join(30)
         emitting = emit_event("dynolab.squeeze.alarm", "preference/4f", "preference", {"rise": 5.0})
         assert emitting is not None
         emitting.join(30)
@@ -157,15 +160,15 @@ def test_stage_in_a_flow_shows_progress_links_and_events(prefect_server: None) -
     mine = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[seen["id"]]))
     with get_client(sync_client=True) as client:
         published = {item.key: item for item in client.read_artifacts(artifact_filter=mine)}
-    link, report = published.pop("mlflow-sft"), published.pop("report-sft")
+    link, summary = published.pop("mlflow-sft"), published.pop("summary-my-study")
     assert {key: (item.data, item.description) for key, item in published.items()} == {
         "progress-sft": (25.0, "sft: 50/200 loss 1.5 (failed)"),
         "progress-dpo": (100.0, "dpo: 7 (done)"),
     }
     page = "http://mlflow.test/#/experiments/1/runs"
-    assert f"[MLflow run of sft]({page}/4af1?workflowType=machine_learning)" in link.data
-    assert f"[Charts of sft]({page}?viewStateShareKey=4af1&" in link.data
-    assert report.data == "[Report of sft](http://mlflow.test/#/page)"
+    assert link.data == f"[MLflow run of sft]({page}/4af1?workflowType=machine_learning)"
+    assert f"[Charts of my study]({page}?viewStateShareKey=4af1&" in summary.data
+    assert summary.data == f"{summary.description}\n\nn" and summary.data.startswith("[Report](")
     wanted = {"filter": {"event": {"name": ["dynolab.squeeze.alarm"]}}}
     with get_client(sync_client=True) as client:
         # Events reach the server a moment after they are raised.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-FORM = "settings"
+PARAMETER = "settings"
 """The only parameter of a deployed flow: its form."""
 
 LONGEST = 60
@@ -32,15 +32,16 @@ def name_runs() -> None:
     from prefect.server.models import deployments, flow_runs
     from prefect.utilities.names import generate_slug
 
-    create, insert = flow_runs.create_flow_run, deployments._insert_scheduled_flow_runs
+    create: Any = flow_runs.create_flow_run
+    insert: Any = deployments._insert_scheduled_flow_runs
 
     async def create_named(*, flow_run: Any, **options: Any) -> Any:
-        flow_run.name = run_name(flow_run.name, flow_run.parameters.get(FORM) or {})
+        flow_run.name = run_name(flow_run.name, flow_run.parameters.get(PARAMETER) or {})
         return await create(flow_run=flow_run, **options)
 
     async def insert_named(*, runs: list[dict[str, Any]], **options: Any) -> Any:
         for run in runs:
-            run["name"] = run_name(generate_slug(2), run["parameters"].get(FORM) or {})
+            run["name"] = run_name(generate_slug(2), run["parameters"].get(PARAMETER) or {})
         return await insert(runs=runs, **options)
 
     flow_runs.create_flow_run = create_named

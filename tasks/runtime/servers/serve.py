@@ -48,6 +48,7 @@ from tasks.runtime.servers.run_names import name_runs
 from tasks.runtime.system.processes import listening_socket
 from tasks.runtime.system.secret_files import TOKEN, check_token, own_folder
 from tasks.runtime.track.mlflow_pages import EXPERIMENT_TAGS
+from tasks.runtime.track.progress import SUMMARY
 
 _HOSTS = ("127.0.0.1", "localhost")
 """Host names that a browser on this machine, or behind a forwarded port, uses."""
@@ -125,6 +126,7 @@ def prefect_application(folder: Path, port: int, standing: bool, *, api_only: bo
     }
     check_forms(folder.parent)
     name_runs()
+    sort_artifacts()
     application = create_app(final=True, webserver_only=api_only)
     # Prefect copies its pages there where the library's folder is read only.
     copied = os.environ.get("PREFECT_UI_STATIC_DIRECTORY")
@@ -140,6 +142,22 @@ def prefect_application(folder: Path, port: int, standing: bool, *, api_only: bo
         answer = Response(file.read_bytes().replace(_ANALYTICS_KEY, b""), media_type=kind)
         application.router.routes.insert(0, Route(address, answer))
     return retrying(application)
+
+
+def sort_artifacts() -> None:
+    """Lists a run's artifacts by name, the summary first; their ids, as pages ask, tell nothing."""
+    from prefect.server.database.dependencies import provide_database_interface
+    from prefect.server.schemas.sorting import ArtifactSort
+
+    sort = ArtifactSort.as_sql_sort
+
+    def by_name(self: ArtifactSort) -> Any:
+        if self is not ArtifactSort.ID_DESC:
+            return sort(self)
+        key = provide_database_interface().Artifact.key
+        return [key.startswith(SUMMARY).desc(), key]
+
+    ArtifactSort.as_sql_sort = by_name  # type: ignore[method-assign]
 
 
 def retrying(application: ASGIApp) -> ASGIApp:

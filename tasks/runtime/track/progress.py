@@ -14,8 +14,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import count
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from dynolab.costs.machines import duration
@@ -39,6 +40,8 @@ PUBLISH_SECONDS = 5.0  # between two updates of one artifact
 CLOSE_SECONDS = 10.0  # limit on waiting for a stage's last update
 LINK_SECONDS = 600.0  # limit on waiting for MLflow to create the run
 FLOW_RUN_TAG = "prefect.flow_run_id"
+SUMMARY = "summary"
+"""Begins the key of the artifact that leads on from a run, which is listed first."""
 
 
 def outcome_of(error: BaseException) -> Outcome:
@@ -278,43 +281,87 @@ def run_tags() -> dict[str, str]:
     return {key: value for key, value in tags.items() if value}
 
 
-def link_mlflow_run(
-    tracker: RunTracker, name: str, *, charts: bool = False
-) -> threading.Thread | None:
+def link_mlflow_run(tracker: RunTracker, name: str) -> threading.Thread | None:
     """Publish a link artifact in Prefect once MLflow has created the run.
 
-    `charts`: link to the charts of its stages, too. Returns the waiting thread (a caller about to
-    exit may join it); None outside of a Prefect run.
+    Returns the waiting thread (a caller about to exit may join it); None outside of a Prefect run.
     """
+    return _publish(f"mlflow-{slug(name)}", {}, (), name, tracker, charts=False)
+
+
+def summarize(
+    name: str,
+    links: Mapping[str, str],
+    lines: Sequence[str] = (),
+    tracker: RunTracker | None = None,
+    *,
+    charts: bool = False,
+) -> threading.Thread | None:
+    """Publish a run's artifact `summary-NAME` in Prefect, or renew it: it leads on from there.
+
+    **Arguments:** `links`: title → address. `lines`: Markdown below them; the first is shown in the
+    list of artifacts, too. `tracker`: the run in MLflow, which a link leads to once it is created,
+    and with `charts` one to the charts of its stages. Returns like `link_mlflow_run`.
+    """
+    return _publish(f"{SUMMARY}-{slug(name)}", links, lines, name, tracker, charts=charts)
+
+
+def _publish(
+    key: str,
+    links: Mapping[str, str],
+    lines: Sequence[str],
+    name: str,
+    tracker: RunTracker | None,
+    *,
+    charts: bool,
+) -> threading.Thread | None:
     if not inside_prefect_run():
         return None
+    number = _newest[key] = next(_numbers)
 
     def publish() -> None:
-        if not tracker.wait_created(LINK_SECONDS):
+        addresses = dict(links)
+        if tracker is not None and not tracker.wait_created(LINK_SECONDS):
             log.warning("no link in Prefect: MLflow did not create the run of %s in time", name)
-        elif run := tracker.run:
-            links = {f"MLflow run of {name}": f"{tracker.server}/{run_page(run)}"}
+        elif tracker is not None and (run := tracker.run):
+            addresses[f"MLflow run of {name}"] = f"{tracker.server}/{run_page(run)}"
             if charts:
-                links[f"Charts of {name}"] = f"{tracker.server}/{charts_page(run)}"
-            _publish_links(f"mlflow-{slug(name)}", links)
+                addresses[f"Charts of {name}"] = f"{tracker.server}/{charts_page(run)}"
+        linked = " · ".join(f"[{title}]({address})" for title, address in addresses.items())
+        with _publishing:
+            if _newest[key] == number and (linked or lines):
+                _publish_text(key, [linked, *lines])
 
-    return _in_background(f"mlflow-link-{name}", publish)
-
-
-def link_report(name: str, address: str) -> None:
-    """Publish a link artifact that leads to a finished run's page; nothing outside of a run."""
-    if inside_prefect_run():
-        links = {f"Report of {name}": address}
-        key = f"report-{slug(name)}"
-        _in_background(key, partial(_publish_links, key, links)).join(CLOSE_SECONDS)
+    return _in_background(key, publish)
 
 
-def _publish_links(key: str, links: Mapping[str, str]) -> None:
+_publishing = threading.Lock()
+_newest: dict[str, int] = {}  # key of an artifact → number of its newest text
+_numbers = count()
+
+
+def _publish_text(key: str, lines: Sequence[str]) -> None:
     from prefect.artifacts import create_markdown_artifact
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import ArtifactUpdate
+    from prefect.client.schemas.filters import (
+        ArtifactFilter,
+        ArtifactFilterFlowRunId,
+        ArtifactFilterKey,
+    )
+    from prefect.runtime import flow_run
 
-    text = " · ".join(f"[{title}]({address})" for title, address in links.items())
     # Prefect's pages render the description as Markdown, too, and show it first.
-    create_markdown_artifact(text, key, text)
+    text, shown = ("\n\n".join(filter(None, part)) for part in (lines, lines[:2]))
+    mine = ArtifactFilter(
+        key=ArtifactFilterKey(any_=[key]), flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run.id])
+    )
+    with get_client(sync_client=True) as client:
+        existing = client.read_artifacts(artifact_filter=mine)
+        if existing:
+            client.update_artifact(existing[0].id, ArtifactUpdate(data=text, description=shown))
+        else:
+            create_markdown_artifact(text, key, shown)
 
 
 def emit_event(
