@@ -10,6 +10,7 @@ program, so that the command that starts the servers need not load the flows.
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -30,13 +31,14 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
 from flows.deployment import checks
+from flows.deployment.alerts import VARIABLE, register_alerts
 from flows.deployment.deployments import LISTED, deployments
 from flows.deployment.upkeep import (
     TAG,
     close_lost_runs,
+    crash_silent_runs,
     delete_completed_runs,
     keep_one_late_run,
-    register_automations,
 )
 from flows.registry import REGISTRY
 from tasks.runtime.cleanup import clean_up
@@ -85,7 +87,7 @@ def main(*, alone: bool = False) -> None:
     with get_client(sync_client=True) as client:
         if alone:
             close_lost_runs(client)
-            keep_one_late_run(client)
+            print("\n".join(keep_one_late_run(client)))  # `dynolab up` shows these lines
         template = ProcessWorker.get_default_base_job_template()
         for name, limit in POOLS.items():
             try:
@@ -140,15 +142,20 @@ def main(*, alone: bool = False) -> None:
             ours = str(former.entrypoint).startswith("flows.deploy.")
             if ours and former.id not in registered and not former.schedules:
                 client.delete_deployment(former.id)
-        register_automations(client)
+        if alone:  # the workers are about to start: what they serve is listed as ready
+            for name in POOLS:
+                client.get_scheduled_flow_runs_for_work_pool(name)
+        crash_silent_runs(client)
+        register_alerts(client, os.environ.get(VARIABLE))
 
 
 @prefect.flow(name="reconcile")
 def reconcile() -> dict[str, int]:
-    """Send unsent runs to MLflow, kill orphaned processes."""
+    """Send unsent runs to MLflow, kill orphaned processes, keep one waiting run a schedule."""
     counts = clean_up(Settings.from_environment())
     with get_client(sync_client=True) as client:
         delete_completed_runs(client)
+        keep_one_late_run(client)
     return counts
 
 

@@ -38,7 +38,7 @@ from tasks.runtime.stage import ADDRESS_TAG, DIGEST_TAG, Platform, run_stage
 from tasks.runtime.system.invocation import invocation
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.mlflow_pages import PAGE_FOLDER, run_page
-from tasks.runtime.track.progress import CLOSE_SECONDS, summarize
+from tasks.runtime.track.progress import CLOSE_SECONDS, SUMMARY, publish_links
 from tasks.runtime.track.runs import Run, RunTracker, shown_params
 from tasks.runtime.training_monitor import follow
 from tasks.runtime.work import StageResult
@@ -261,9 +261,7 @@ def lead_on(
             links[f"Report of {name}"] = f"{server.rstrip('/')}/{page}"
     commands = [f"{kind}: `{command}`" for kind, command in next_commands(flow, name, results)]
     lines = [*answer_of(platform.store, results[flow.page]), *commands]
-    published = summarize(name, links, lines, study, charts=bool(trainings))
-    if published is not None:
-        published.join(CLOSE_SECONDS)
+    publish_links(SUMMARY, name, links, lines, study, charts=bool(trainings), seconds=CLOSE_SECONDS)
 
 
 def answer_of(store: Store, page: StageResult) -> list[str]:

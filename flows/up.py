@@ -27,13 +27,26 @@ _MARK = "DYNOLAB_UP"
 
 
 def start(
-    home: Path, announce: Callable[[str], None], *, prefect_port: int, mlflow_port: int
+    home: Path,
+    announce: Callable[[str], None],
+    *,
+    prefect_port: int,
+    mlflow_port: int,
+    notify: str | None = None,
 ) -> None:
     """Starts everything, announces the login links, and serves until an interruption.
 
-    **Raises** like `standing_services` and `watch`.
+    **Arguments:** `notify`: address that alerts of runs go to.
+
+    **Raises** like `standing_services` and `watch`, and `ConfigError` before anything starts if no
+    message arrives at `notify`.
     """
     home = own_folder(home.resolve())
+    if notify:
+        from flows.deployment.alerts import VARIABLE, check_alerts
+
+        check_alerts(notify)
+        os.environ[VARIABLE] = notify  # of the registration
     with suppress(KeyboardInterrupt), ExitStack() as stack:
         ports = {PREFECT: prefect_port, MLFLOW: mlflow_port}
         reap_orphans()
@@ -41,13 +54,14 @@ def start(
         services = stack.enter_context(
             standing_services(home, ports, lambda begun: registering.append(register(begun)))
         )
-        for line in login_links(services):
-            announce(line)
         services.log_in()
+        os.environ.pop("DYNOLAB_NOTIFY", None)  # it may hold a secret: runs do not get it
         # Sends what dead processes left, also those that die later and that nobody retries.
         tracking = Tracking(services.by_name[MLFLOW].url, home / "outbox", experiment="")
         stack.callback(tracking.close, SENDING_SECONDS)
         workers = stack.enter_context(work_for(services, registering.pop()))
+        for line in login_links(services):
+            announce(line)
         for line in last_lines(home / "logs" / "register.log", 100):
             if line.startswith("missed"):  # schedules that came due while nothing ran
                 announce(line)

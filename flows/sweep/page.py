@@ -12,13 +12,13 @@ from flows.sweep.parameters import SweepParameters
 from flows.sweep.trials import SweepStudy, short
 from tasks.runtime.stage import Platform
 from tasks.runtime.track.mlflow_pages import DESCRIPTION_TAG, PAGE_FOLDER, compare_page, run_page
-from tasks.runtime.track.progress import CLOSE_SECONDS, summarize
+from tasks.runtime.track.progress import CLOSE_SECONDS, SUMMARY, publish_links
 
 log = logging.getLogger(__name__)
 
 
 def report(study: SweepStudy, platform: Platform) -> dict[str, Any]:
-    """Returns the trials as rows; logs the best trial to MLflow."""
+    """Returns the trials as rows. **Raises** `DynolabError` if none was completed."""
     compare_address = show_trials(study, platform)
     rows, best, run = study.rows(), study.best(), platform.parent_run
     assert run is not None
@@ -31,12 +31,6 @@ def report(study: SweepStudy, platform: Platform) -> dict[str, Any]:
             f"sweep {study.parameters.name}: none of {len(rows)} trials was completed; see their "
             "runs"
         )
-    run.log_metrics({name: best[0].values[name] for name in study.parameters.objectives}, 0)
-    # The settings only of a single best trial: those of a Pareto front differ.
-    run.set_tags(
-        {"best.trial": ", ".join(str(row.number) for row in best)}
-        | {f"best.{name}": str(value) for name, value in best[0].settings.items() if len(best) == 1}
-    )
     return {
         "trials": [row.model_dump(mode="json", exclude={"paths"}) for row in rows],
         "best": [row.number for row in best],
@@ -70,7 +64,8 @@ def show_trials(study: SweepStudy, platform: Platform) -> str:
         importances=study.importances(),
         compare=compare_address,
     )
-    text = f"{sum(row.state != 'running' for row in rows)} of {parameters.total} trials have ended."
+    ended = sum(row.state != "running" for row in rows)
+    text = f"{ended} of {parameters.total} trials have ended."
     # Each is put in front of the text, which ends with the count.
     for row in best:
         point = ", ".join(
@@ -79,6 +74,15 @@ def show_trials(study: SweepStudy, platform: Platform) -> str:
         reached = ", ".join(f"{name} {short(row.values[name])}" for name in parameters.objectives)
         text = f"Best: {reached}, with {point}. {text}"
     log.info(text)
+    if run and best:
+        # The best so far, over the trials that have ended.
+        run.log_metrics(best[0].values, ended)
+        # The settings only of a single best trial: those of a Pareto front differ.
+        settings = best[0].settings if len(best) == 1 else {}
+        run.set_tags(
+            {"best.trial": ", ".join(str(row.number) for row in best)}
+            | {f"best.{name}": str(value) for name, value in settings.items()}
+        )
     if run:
         run.log_artifact(page, PAGE_FOLDER)
         if run.run:
@@ -89,9 +93,15 @@ def show_trials(study: SweepStudy, platform: Platform) -> str:
             # MLflow's own pages lead on without its address, Prefect's with it.
             links = {name: f"{run.server}/{page}" for name, page in pages.items()}
     table = "\n".join(_trials(parameters, rows, best))
-    published = summarize(parameters.name, links, [text, table], run, charts=True)
-    if published is not None:
-        published.join(CLOSE_SECONDS)
+    publish_links(
+        SUMMARY,
+        parameters.name,
+        links,
+        [text, table],
+        run,
+        charts=True,
+        seconds=CLOSE_SECONDS,
+    )
     return compare_address
 
 

@@ -16,14 +16,15 @@ from tasks.runtime.system.secret_files import own_folder, signing_key
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.progress import (
     FLOW_RUN_TAG,
+    SUMMARY,
     PlainLines,
     Progress,
     ProgressArtifacts,
     RichLines,
     inside_prefect_run,
     is_pause,
+    publish_links,
     run_tags,
-    summarize,
 )
 from tasks.runtime.track.runs import STUDY_RUN_TAG, RunTracker, Status, left_behind
 from tasks.runtime.track.tracking import Tracking
@@ -137,7 +138,7 @@ def _open_study(
     )
     if charts:
         tracker.describe(trainings=())  # the runs under this one
-    summarize(study, {}, tracker=tracker, charts=charts)
+    publish_links(SUMMARY, study, {}, tracker=tracker, charts=charts)
     return tracker
 
 

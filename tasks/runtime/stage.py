@@ -24,7 +24,7 @@ from tasks.runtime.keys import canonical, stage_key, without_sources
 from tasks.runtime.launch.devices import own_gpu
 from tasks.runtime.system.scratch import scratch_folder
 from tasks.runtime.system.settings import Settings
-from tasks.runtime.track.progress import Progress, link_mlflow_run, run_tags
+from tasks.runtime.track.progress import Progress, publish_links, run_tags
 from tasks.runtime.track.runs import STAGE_KEY_TAG, RunTracker, Status, shown_params
 from tasks.runtime.track.tracking import Tracking
 from tasks.runtime.work import Config, StageResult, Work
@@ -227,7 +227,7 @@ def _compute(
         params=shown_params(config),
         resume_by=None if fresh else STAGE_KEY_TAG,
     )
-    link_mlflow_run(tracker, name)
+    publish_links("mlflow", name, {}, tracker=tracker)
     status: Status = "FAILED"
     try:
         with (

@@ -240,7 +240,6 @@ def test_an_objective_starts_from_its_defaults() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"margin": 1.0}, "preference.objective.margin = 1.0: there is no such setting"),
         ({"beta": -1.0}, r"preference.objective.beta = -1.0: .*greater than 0"),
         ({"study_file": "../../pyproject.toml"}, "study_file = .*: is outside deploy/studies"),
         ({"study_file": "none.yaml"}, "cannot be read"),

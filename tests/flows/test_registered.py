@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -26,11 +27,13 @@ from prefect.settings import (
     PREFECT_CLIENT_CUSTOM_HEADERS,
     temporary_settings,
 )
+from prefect.states import Failed
 
 from dynolab.errors import ConfigError
 from flows import deploy
 from flows.commands import use_platform
-from flows.deployment import checks
+from flows.deployment import alerts, checks
+from flows.deployment.alerts import check_alerts, register_alerts
 from flows.deployment.upkeep import keep_one_late_run
 from flows.parameters.parse import STUDIES
 from flows.schedule import change_schedules
@@ -192,6 +195,60 @@ def test_what_waits_has_the_name_that_it_will_run_under(own_server: SyncPrefectC
     schedule(remove=next(name for name in schedule() if name.startswith("schedule-")))
 
 
+class Webhook(BaseHTTPRequestHandler):
+    """Takes messages, unless its address says otherwise."""
+
+    messages: ClassVar[list[dict[str, str]]] = []
+
+    def do_POST(self) -> None:
+        text = self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(404 if self.path == "/gone" else 200)
+        self.end_headers()
+        self.messages.append(json.loads(text))
+
+
+@pytest.fixture
+def webhook() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Webhook) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_run_that_fails_is_told_within_ten_seconds(
+    own_server: SyncPrefectClient, webhook: str
+) -> None:
+    check_alerts(webhook)
+    assert Webhook.messages.pop()["subject"] == "Dynolab is up"
+    register_alerts(own_server, webhook)
+    one = own_server.read_deployment_by_name("study/a-study")
+    run = own_server.create_flow_run_from_deployment(one.id, name="a bad night")
+    own_server.set_flow_run_state(run.id, Failed(message="a rank died"), force=True)
+    until(lambda: Webhook.messages, 10)
+    told = Webhook.messages.pop()
+    assert told["subject"] == "a bad night: Failed"
+    assert told["body"].startswith("a rank died\nhttp://127.0.0.1:") and str(run.id) in told["body"]
+    register_alerts(own_server, None)
+    assert own_server.read_automations_by_name(alerts.AUTOMATION) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("{webhook}/gone", "it answers 404"),
+        ("http://127.0.0.1:9/secret", "takes no message"),
+        ("pigeon://loft/secret", "give the address of a webhook"),
+        ("secret", "give the address of a webhook"),
+    ],
+)
+def test_an_address_that_takes_no_message_is_said_before_anything_starts(
+    url: str, said: str, webhook: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^--notify = .*{said}") as refused:
+        check_alerts(url.format(webhook=webhook))
+    assert "secret" not in str(refused.value)
+
+
 BAD_FORMS: list[tuple[str, dict[str, Any], str]] = [
     ("sweep/a-sweep", {"beta": "0.05; half"}, "preference.objective.beta = '0.05; half'"),
     ("sweep/a-sweep", {"beta": "0.1, -1"}, "preference.objective.beta = -1"),
@@ -237,7 +294,7 @@ def test_a_form_that_no_run_could_begin_with_is_refused(
 
 @pytest.mark.faults  # waits for Prefect's own loop
 def test_of_runs_that_came_due_while_nothing_ran_one_is_left_and_said(
-    own_server: SyncPrefectClient, capsys: pytest.CaptureFixture[str]
+    own_server: SyncPrefectClient,
 ) -> None:
     often_due = IntervalSchedule(interval=timedelta(seconds=2))
     one = own_server.read_deployment_by_name("study/a-study")
@@ -255,7 +312,7 @@ def test_of_runs_that_came_due_while_nothing_ran_one_is_left_and_said(
 
     until(lambda: len(due()) > 5, 200)
     newest = max(due())
-    keep_one_late_run(own_server)
-    assert capsys.readouterr().out.startswith("missed  often, ")
+    (line,) = keep_one_late_run(own_server)
+    assert line.startswith("missed  often, ")
     assert newest in due() and len(due()) < 5
     schedule(remove="often")

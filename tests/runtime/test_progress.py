@@ -10,6 +10,7 @@ import rich.console
 from dynolab.results.study import MetricsLine
 from tasks.runtime.open_platform import make_progress
 from tasks.runtime.track.progress import (
+    SUMMARY,
     PlainLines,
     Progress,
     ProgressArtifacts,
@@ -17,11 +18,10 @@ from tasks.runtime.track.progress import (
     StepReporter,
     emit_event,
     inside_prefect_run,
-    link_mlflow_run,
     outcome_of,
+    publish_links,
     run_tags,
     slug,
-    summarize,
 )
 from tasks.runtime.track.runs import Run
 from tests.flows.lab import until
@@ -143,13 +143,10 @@ def test_stage_in_a_flow_shows_progress_links_and_events(prefect_server: None) -
         done = progress.stage("dpo", None)
         done.update(7)
         done.close()
-        for waiting in (
-            link_mlflow_run(tracker, "sft"),
-            summarize("my study", {}, tracker=tracker),
-            summarize("my study", {"Report": "http://r"}, ["y", "n"], tracker, charts=True),
-        ):
-            assert waiting is not None
-            waiting.join(30)
+        publish_links("mlflow", "sft", {}, tracker=tracker)
+        publish_links(SUMMARY, "my study", {}, tracker=tracker, seconds=30)
+        link = {"Report": "http://r"}
+        publish_links(SUMMARY, "my study", link, ["y", "n"], tracker, charts=True, seconds=30)
         emitting = emit_event("dynolab.squeeze.alarm", "preference/4f", "preference", {"rise": 5.0})
         assert emitting is not None
         emitting.join(30)
@@ -203,7 +200,7 @@ def test_outside_of_a_run_there_is_nothing_to_link() -> None:
     tracker: Any = CreatedRun()
     assert not inside_prefect_run()
     assert run_tags() == {}
-    assert link_mlflow_run(tracker, "sft") is None
+    publish_links(SUMMARY, "sft", {}, tracker=tracker)
     assert emit_event("dynolab.squeeze.alarm", "preference/4f", "preference", {}) is None
     (lines,) = make_progress(io.StringIO()).displays
     assert isinstance(lines, PlainLines)

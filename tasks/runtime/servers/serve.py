@@ -53,8 +53,14 @@ from tasks.runtime.track.progress import SUMMARY
 _HOSTS = ("127.0.0.1", "localhost")
 """Host names that a browser on this machine, or behind a forwarded port, uses."""
 
-_PUBLIC = {"prefect": ("/api/health", "/api/ready"), "mlflow": ("/health",)}
-"""Paths for health checks; they reveal nothing but that the server is running."""
+_PUBLIC = {
+    "prefect": ("/api/health", "/api/ready", "/v2/ico/site.webmanifest"),
+    "mlflow": ("/health",),
+}
+"""Paths for health checks, and Prefect's name and icons, for which browsers send no login.
+
+They reveal nothing but that the server is running.
+"""
 
 _REMEMBERED = {
     "mlflow": {
@@ -99,6 +105,7 @@ def prefect_application(folder: Path, port: int, standing: bool, *, api_only: bo
         "PREFECT_SERVER_API_HOST": "127.0.0.1",
         "PREFECT_SERVER_API_PORT": str(port),
         "PREFECT_UI_API_URL": "/api",  # relative to the address that the browser uses
+        "PREFECT_UI_URL": f"http://127.0.0.1:{port}/v2",  # in alerts
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": "",  # none; by default all
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         # Changing one schedule of a deployment deletes the coming runs of all, until the next loop.

@@ -41,11 +41,11 @@ CHARTS = {
 
 
 COLUMNS = (
-    "params.`preference.objective.name`",
-    "params.`preference.objective.beta`",
     "metrics.`probe/chosen/logp`",
     "metrics.`squeeze/gap`",
     "metrics.`train/margin`",
+    "params.`preference.objective.beta`",
+    "params.`preference.objective.name`",
     "attributes.`Duration`",
 )
 """Columns of the list of runs, where the address names a view."""

@@ -64,9 +64,11 @@ class StageProgress:
     stage ends.
     """
 
-    def __init__(self, name: str, total_steps: int | None, displays: tuple[Display, ...]) -> None:
+    def __init__(
+        self, name: str, total_steps: int | None, displays: tuple[Display, ...], step: int = 0
+    ) -> None:
         self.name, self.total_steps, self._displays = name, total_steps, displays
-        self.step, self.text = 0, ""
+        self.step, self.text = step, ""
         self.outcome: Outcome | None = None
         self.ended = threading.Event()
         self.began = time.monotonic()
@@ -117,9 +119,9 @@ class Progress:
     def __init__(self, *displays: Display) -> None:
         self.displays = displays
 
-    def stage(self, name: str, total_steps: int | None) -> StageProgress:
-        """Begin a stage."""
-        stage = StageProgress(name, total_steps, self.displays)
+    def stage(self, name: str, total_steps: int | None, step: int = 0) -> StageProgress:
+        """Begin a stage, of which `step` steps are done."""
+        stage = StageProgress(name, total_steps, self.displays, step)
         stage.show()
         return stage
 
@@ -281,43 +283,26 @@ def run_tags() -> dict[str, str]:
     return {key: value for key, value in tags.items() if value}
 
 
-def link_mlflow_run(tracker: RunTracker, name: str) -> threading.Thread | None:
-    """Publish a link artifact in Prefect once MLflow has created the run.
-
-    Returns the waiting thread (a caller about to exit may join it); None outside of a Prefect run.
-    """
-    return _publish(f"mlflow-{slug(name)}", {}, (), name, tracker, charts=False)
-
-
-def summarize(
+def publish_links(
+    kind: str,
     name: str,
     links: Mapping[str, str],
     lines: Sequence[str] = (),
     tracker: RunTracker | None = None,
     *,
     charts: bool = False,
-) -> threading.Thread | None:
-    """Publish a run's artifact `summary-NAME` in Prefect, or renew it: it leads on from there.
+    seconds: float = 0.0,
+) -> None:
+    """Publish an artifact `KIND-NAME` of the current Prefect run, or renew it; nothing outside.
 
     **Arguments:** `links`: title → address. `lines`: Markdown below them; the first is shown in the
     list of artifacts, too. `tracker`: the run in MLflow, which a link leads to once it is created,
-    and with `charts` one to the charts of its stages. Returns like `link_mlflow_run`.
+    and with `charts` one to the charts of its stages. `seconds`: limit on waiting for all of this.
     """
-    return _publish(f"{SUMMARY}-{slug(name)}", links, lines, name, tracker, charts=charts)
-
-
-def _publish(
-    key: str,
-    links: Mapping[str, str],
-    lines: Sequence[str],
-    name: str,
-    tracker: RunTracker | None,
-    *,
-    charts: bool,
-) -> threading.Thread | None:
     if not inside_prefect_run():
-        return None
-    number = _newest[key] = next(_numbers)
+        return
+    key, number = f"{kind}-{slug(name)}", next(_numbers)
+    _newest[key] = number
 
     def publish() -> None:
         addresses = dict(links)
@@ -332,7 +317,7 @@ def _publish(
             if _newest[key] == number and (linked or lines):
                 _publish_text(key, [linked, *lines])
 
-    return _in_background(key, publish)
+    _in_background(key, publish).join(seconds)
 
 
 _publishing = threading.Lock()
@@ -344,22 +329,16 @@ def _publish_text(key: str, lines: Sequence[str]) -> None:
     from prefect.artifacts import create_markdown_artifact
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import ArtifactUpdate
-    from prefect.client.schemas.filters import (
-        ArtifactFilter,
-        ArtifactFilterFlowRunId,
-        ArtifactFilterKey,
-    )
+    from prefect.client.schemas.filters import ArtifactFilter
     from prefect.runtime import flow_run
 
     # Prefect's pages render the description as Markdown, too, and show it first.
     text, shown = ("\n\n".join(filter(None, part)) for part in (lines, lines[:2]))
-    mine = ArtifactFilter(
-        key=ArtifactFilterKey(any_=[key]), flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run.id])
-    )
+    mine = {"key": {"any_": [key]}, "flow_run_id": {"any_": [flow_run.id]}}
     with get_client(sync_client=True) as client:
-        existing = client.read_artifacts(artifact_filter=mine)
-        if existing:
-            client.update_artifact(existing[0].id, ArtifactUpdate(data=text, description=shown))
+        earlier = client.read_artifacts(artifact_filter=ArtifactFilter.model_validate(mine))
+        if earlier:  # of this process, or of an attempt before it
+            client.update_artifact(earlier[0].id, ArtifactUpdate(data=text, description=shown))
         else:
             create_markdown_artifact(text, key, shown)
 
