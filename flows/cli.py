@@ -242,12 +242,16 @@ def path(
     as_json: Json = False,
 ) -> None:
     """Print the folder that holds a result's files, such as `dynolab path preference/f8f6`."""
-    from flows.commands import print_json, result_folder
+    from flows.flow import existing_result
+    from tasks.runtime.open_platform import open_store
+    from tasks.runtime.system.settings import Settings
 
-    folder = result_folder(address)
+    store = open_store(Settings.from_environment())
+    result = existing_result(store, "address", address)
+    folder = store.folder(result.address, result.digest)
     typer.echo(folder)
     if as_json:
-        print_json(path=str(folder))
+        typer.echo(json.dumps({"path": str(folder)}))
 
 
 @app.command(rich_help_panel=RESULTS)
@@ -322,7 +326,7 @@ def schedule(
 
     For example: dynolab schedule my_sweep.yaml --cron '0 3 * * *' --name nightly
     """
-    from flows.commands import print_json, use_platform
+    from flows.up import use_platform
 
     use_platform()
     from flows.schedule import change_schedules
@@ -334,7 +338,7 @@ def schedule(
         table.add_row(*map(str, row.values()))
     Console().print(table)
     if as_json:
-        print_json(schedules=rows)
+        typer.echo(json.dumps({"schedules": rows}))
 
 
 @app.command(rich_help_panel=RESULTS)

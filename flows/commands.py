@@ -29,7 +29,6 @@ from flows.flow import (
     Planned,
     Results,
     StagedFlow,
-    existing_result,
     plan,
 )
 from flows.parameters.parse import load_parameters
@@ -39,7 +38,7 @@ from flows.sweep.run import check_sweep, trial_of
 from flows.sweep.trials import grid_points, short
 from tasks.runtime.open_platform import open_store, planning_platform
 from tasks.runtime.servers.service import MLFLOW, PREFECT
-from tasks.runtime.servers.services import PATIENCE, client_variables
+from tasks.runtime.servers.services import PATIENCE
 from tasks.runtime.servers.standing import running_services, use_services
 from tasks.runtime.stage import Platform
 from tasks.runtime.system.invocation import invocation
@@ -144,23 +143,6 @@ def start_sweep(file: Path, changes: Sequence[str], choices: Wanted) -> None:
     _show_trials(parameters, trials, page, servers_stay=servers_stay)
     if choices.json:
         print_json(flow=FLOW.name, name=parameters.name, page=str(page), **trials)
-
-
-def use_platform() -> None:
-    """Leads Prefect's client to the running platform. **Raises** `ConfigError` if none runs."""
-    settings = Settings.from_environment()
-    running = running_services(settings.home)
-    if settings.prefect_api_url is None and PREFECT not in running:
-        remedy = f"no platform runs on it; start {invocation()} up and try again"
-        raise ConfigError("home", str(settings.home), remedy)
-    os.environ.update({} if settings.prefect_api_url else client_variables(settings.home, running))
-
-
-def result_folder(address: str) -> Path:
-    """The local folder of a result's files; raises `ConfigError` if there is no such result."""
-    store = open_store(Settings.from_environment())
-    result = existing_result(store, "address", address)
-    return store.folder(result.address, result.digest)
 
 
 def run_on_servers(

@@ -25,7 +25,6 @@ from pendulum.tz.local_timezone import get_local_timezone
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
-from prefect.client.schemas.objects import DeploymentSchedule
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.process import ProcessWorker
@@ -39,6 +38,7 @@ from flows.deployment.upkeep import (
     crash_silent_runs,
     delete_completed_runs,
     keep_one_late_run,
+    schedule_name,
 )
 from flows.registry import REGISTRY
 from tasks.runtime.cleanup import clean_up
@@ -157,11 +157,6 @@ def reconcile() -> dict[str, int]:
         delete_completed_runs(client)
         keep_one_late_run(client)
     return counts
-
-
-def schedule_name(schedule: DeploymentSchedule) -> str:
-    """A schedule's name: its slug; one made in the browser gets it from its id."""
-    return schedule.slug or f"schedule-{str(schedule.id)[:8]}"
 
 
 def _register(

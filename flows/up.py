@@ -9,15 +9,22 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from dynolab.errors import ServiceFailed
+from dynolab.errors import ConfigError, ServiceFailed
 from tasks.runtime.cleanup import reap_orphans
 from tasks.runtime.servers.form_checks import SOCKET
 from tasks.runtime.servers.service import MLFLOW, PREFECT, START_SECONDS, Service
 from tasks.runtime.servers.services import Services, client_variables
-from tasks.runtime.servers.standing import login_links, standing_services, watch
+from tasks.runtime.servers.standing import (
+    login_links,
+    running_services,
+    standing_services,
+    watch,
+)
 from tasks.runtime.system.computing import COMPUTING
+from tasks.runtime.system.invocation import invocation
 from tasks.runtime.system.processes import Process, kill_marked, last_lines, start_child, stop_group
 from tasks.runtime.system.secret_files import own_folder
+from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.tracking import Tracking
 
 POOLS = ("cpu", "training")
@@ -73,6 +80,16 @@ def start(
         announce(f"shell   export {exports}  # before `prefect deployment ls` and the like")
         announce("flows   Prefect, Deployments: choose one, Run, Custom run; Ctrl-C ends all")
         watch(services, workers)
+
+
+def use_platform() -> None:
+    """Leads Prefect's client to the running platform. **Raises** `ConfigError` if none runs."""
+    settings = Settings.from_environment()
+    running = running_services(settings.home)
+    if settings.prefect_api_url is None and PREFECT not in running:
+        remedy = f"no platform runs on it; start {invocation()} up and try again"
+        raise ConfigError("home", str(settings.home), remedy)
+    os.environ.update({} if settings.prefect_api_url else client_variables(settings.home, running))
 
 
 def register(services: Services) -> Process:

@@ -35,8 +35,7 @@ def alert_block(url: str) -> NotificationBlock:
 
     if Apprise.instantiate(url) is not None:  # Slack's webhooks, e-mail, and a hundred more
         return SlackWebhook(url=SecretStr(url))  # a block for any address of Apprise
-    parts = urlsplit(url)
-    if parts.scheme in ("http", "https") and parts.netloc:
+    if _shown(url).startswith(("http://", "https://")):
         # The address often holds a secret: so it is a value that Prefect hides.
         return CustomWebhookNotificationBlock(
             name="Dynolab",
@@ -64,9 +63,12 @@ def check_alerts(url: str) -> None:
 
 
 def _shown(url: str) -> str:
-    """An address without what may be secret."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.hostname or ''}…"
+    """Kind and host of an address, whose rest may be secret; empty if it has none."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # such as http://[
+        return ""
+    return f"{parts.scheme}://{parts.hostname}/…" if parts.hostname else ""
 
 
 def register_alerts(client: SyncPrefectClient, url: str | None) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dynolab.errors import ConfigError, DynolabError
+from dynolab.errors import DynolabError
 from flows.deployment.deployments import Deployment, deployments
 from flows.sweep.parameters import SweepParameters
 from flows.sweep.run import check_sweep
@@ -33,19 +33,17 @@ def refusals(deployment: Deployment, fields: Mapping[str, Any]) -> list[tuple[st
             check_sweep(parameters)
     except ValidationError:
         return []  # of a field's type or limits, which the schema names
-    except ConfigError as error:
-        return [(_field_of(error, deployment, fields), str(error))]
     except DynolabError as error:
-        return [("", str(error))]
+        return [(_field_of(error, deployment, fields), str(error))]
     return []
 
 
-def _field_of(error: ConfigError, deployment: Deployment, fields: Mapping[str, Any]) -> str:
+def _field_of(error: DynolabError, deployment: Deployment, fields: Mapping[str, Any]) -> str:
     """The filled field that an error is about; empty if it may be another."""
-    form = deployment.form_model
+    wrong, form = getattr(error, "field", ""), deployment.form_model
     settings = {**form.settings, **form.tried}
-    named = [field for field in fields if settings.get(field) and settings[field] in error.field]
-    if not named and error.field.startswith("space"):  # the values to try, of which setting ever
+    named = [field for field in fields if settings.get(field, "?") in wrong]
+    if not named and wrong.startswith("space"):  # the values to try, of which setting ever
         named = [field for field in fields if field in form.tried]
     return named[0] if len(named) == 1 else ""
 

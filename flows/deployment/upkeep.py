@@ -14,7 +14,7 @@ from prefect.client.schemas.filters import (
     FlowRunFilterStateType,
     FlowRunFilterTags,
 )
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import DeploymentSchedule, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
@@ -26,6 +26,11 @@ SILENCE = timedelta(minutes=10)
 AUTOMATION = "dynolab: flow runs that fell silent have crashed"
 
 TAG = "dynolab"
+
+
+def schedule_name(schedule: DeploymentSchedule) -> str:
+    """A schedule's name: its slug; one made in the browser gets it from its id."""
+    return schedule.slug or f"schedule-{str(schedule.id)[:8]}"
 
 
 def delete_completed_runs(client: SyncPrefectClient) -> None:
