@@ -35,7 +35,7 @@ from flows.parameters.parse import load_parameters
 from flows.sweep.flow import FLOW
 from flows.sweep.parameters import SweepParameters
 from flows.sweep.run import check_sweep, trial_of
-from flows.sweep.trials import grid_points, short
+from flows.sweep.trials import grid_points
 from tasks.runtime.open_platform import open_store, planning_platform
 from tasks.runtime.servers.service import MLFLOW, PREFECT
 from tasks.runtime.servers.services import PATIENCE
@@ -140,7 +140,7 @@ def start_sweep(file: Path, changes: Sequence[str], choices: Wanted) -> None:
     servers_stay = bool(settings.mlflow_tracking_uri or running_services(settings.home))
     trials = run_on_servers(FLOW, parameters)
     page = settings.reports / f"{parameters.name}.html"
-    _show_trials(parameters, trials, page, servers_stay=servers_stay)
+    _show_trials(trials, page, servers_stay=servers_stay)
     if choices.json:
         print_json(flow=FLOW.name, name=parameters.name, page=str(page), **trials)
 
@@ -256,20 +256,11 @@ def _show_trial_plan(parameters: SweepParameters, choices: Wanted) -> None:
         print_json(trials=trials)
 
 
-def _show_trials(
-    parameters: SweepParameters, trials: dict[str, Any], page: Path, *, servers_stay: bool
-) -> None:
-    tried = parameters.tried
-    table = Table(
-        "trial", "ended", *parameters.objectives, *tried.values(), box=None, pad_edge=False
-    )
-    for row in trials["trials"]:
-        table.add_row(
-            f"{row['number']}{' best' if row['number'] in trials['best'] else ''}",
-            row["state"],
-            *(short(row["values"].get(name, "")) for name in parameters.objectives),
-            *(short(row["settings"].get(name, "")) for name in tried),
-        )
+def _show_trials(trials: dict[str, Any], page: Path, *, servers_stay: bool) -> None:
+    head, *rows = trials.pop("table")
+    table = Table(*head, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
     console.print(table)
     if trials["compare"] and servers_stay:
         console.print(f"compare {trials['compare']}", highlight=False, soft_wrap=True)

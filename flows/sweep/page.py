@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dynolab.errors import DynolabError
-from dynolab.results.sweep import TrialRow
-from flows.sweep.parameters import SweepParameters
 from flows.sweep.trials import SweepStudy, short
 from tasks.runtime.stage import Platform
 from tasks.runtime.track.mlflow_pages import DESCRIPTION_TAG, PAGE_FOLDER, compare_page, run_page
@@ -18,7 +15,10 @@ log = logging.getLogger(__name__)
 
 
 def report(study: SweepStudy, platform: Platform) -> dict[str, Any]:
-    """Returns the trials as rows. **Raises** `DynolabError` if none was completed."""
+    """Returns the trials as rows, and as a table to print.
+
+    **Raises** `DynolabError` if none was completed.
+    """
     compare_address = show_trials(study, platform)
     rows, best, run = study.rows(), study.best(), platform.parent_run
     assert run is not None
@@ -35,6 +35,7 @@ def report(study: SweepStudy, platform: Platform) -> dict[str, Any]:
         "trials": [row.model_dump(mode="json", exclude={"paths"}) for row in rows],
         "best": [row.number for row in best],
         "compare": compare_address,
+        "table": trial_table(study),
     }
 
 
@@ -42,8 +43,7 @@ def show_trials(study: SweepStudy, platform: Platform) -> str:
     """Writes the page of the trials so far; MLflow's run and Prefect's lead to it.
 
     They also say which trials are best; Prefect's run has a table of all in its summary.
-    **Returns** the address
-    of MLflow's comparison of the trials; empty for fewer than two.
+    **Returns** the address of MLflow's comparison of the trials; empty for fewer than two.
     """
     from dynolab.report.comparison.sweep import write_sweep_page
 
@@ -92,7 +92,9 @@ def show_trials(study: SweepStudy, platform: Platform) -> str:
             run.set_tags({DESCRIPTION_TAG: f"{text} {linked}"})
             # MLflow's own pages lead on without its address, Prefect's with it.
             links = {name: f"{run.server}/{page}" for name, page in pages.items()}
-    table = "\n".join(_trials(parameters, rows, best))
+    head, *trials = trial_table(study)
+    cells = [head, ["---"] * len(head), *trials]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in cells)
     publish_links(
         SUMMARY,
         parameters.name,
@@ -105,18 +107,13 @@ def show_trials(study: SweepStudy, platform: Platform) -> str:
     return compare_address
 
 
-def _trials(
-    parameters: SweepParameters, rows: Sequence[TrialRow], best: Sequence[TrialRow]
-) -> Iterator[str]:
-    """The lines of a table in Markdown: each trial's metrics, then its settings."""
-    metrics = list(
-        dict.fromkeys([*parameters.objectives, *(m for row in rows for m in row.values)])
-    )
-    head = ["trial", "ended", *metrics, *parameters.tried.values()]
-    for cells in (head, ["---"] * len(head)):
-        yield f"| {' | '.join(cells)} |"
-    for row in rows:
-        number = f"**{row.number} best**" if row in best else str(row.number)
-        values = [short(row.values[name]) if name in row.values else "" for name in metrics]
-        settings = [short(row.settings[name]) for name in parameters.tried]
-        yield f"| {' | '.join([number, row.state, *values, *settings])} |"
+def trial_table(study: SweepStudy) -> list[list[str]]:
+    """Head and rows of a table of the trials: the metrics that decide, then the settings."""
+    metrics, tried = study.parameters.objectives, study.parameters.tried
+    best = [row.number for row in study.best()]
+    table = [["trial", "ended", *metrics, *tried.values()]]
+    for row in study.rows():
+        number = f"{row.number} best" if row.number in best else f"{row.number}"
+        values = [short(row.values.get(name, "")) for name in metrics]
+        table.append([number, row.state, *values, *(short(row.settings[name]) for name in tried)])
+    return table

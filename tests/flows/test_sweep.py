@@ -349,8 +349,8 @@ def test_links_to_servers_that_end_with_the_command_are_not_printed(
     servers_stay: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     address = "http://127.0.0.1:1/#/compare-runs"
-    ended = {"trials": [], "best": [], "compare": address}
-    commands._show_trials(a_sweep(), ended, Path("beta.html"), servers_stay=servers_stay)
+    ended = {"table": [["trial"]], "compare": address}
+    commands._show_trials(ended, Path("beta.html"), servers_stay=servers_stay)
     printed = capsys.readouterr().out
     assert (address in printed) is servers_stay
     assert (" up " in printed) is not servers_stay
