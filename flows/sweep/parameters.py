@@ -64,6 +64,12 @@ class Dimension(StageConfig):
             )
         return self
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The ends of a range."""
+        assert self.low is not None and self.high is not None
+        return self.low, self.high
+
 
 Direction = Literal["maximize", "minimize"]
 

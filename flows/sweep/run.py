@@ -58,8 +58,18 @@ def check_sweep(parameters: SweepParameters) -> None:
         for name, dimension in parameters.space.items()
     }
     for name, dimension in parameters.space.items():
-        for value in dimension.values or (dimension.low, dimension.high):
+        for value in dimension.values or dimension.ends:
             flow, settings = trial_of(parameters, first_values | {name: value})
+        if dimension.values is None and not dimension.integer:
+            low, high = dimension.ends
+            drawn = low + (high - low) / math.pi  # as a draw is, no whole number
+            try:
+                trial_of(parameters, first_values | {name: drawn})
+            except ConfigError as error:
+                remedy = (
+                    f"draws numbers such as {drawn:.4g} ({error.remedy}); for whole numbers add "
+                )
+                raise ConfigError(f"space.{name}", [low, high], f"{remedy}integer: true") from error
     # Of the last of these trials: all of them have the same steps.
     steps = [step.name for step in flow.plan(settings, planning_platform()).steps]
     check_known("stage", parameters.stage, steps)

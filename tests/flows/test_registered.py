@@ -235,7 +235,6 @@ def test_a_run_that_fails_is_told_within_ten_seconds(
     [
         ("{webhook}/gone", "it answers 404"),
         ("http://127.0.0.1:9/secret", "takes no message"),
-        ("pigeon://loft/secret", "give the address of a webhook"),
         ("http://[secret", "give the address of a webhook"),
     ],
 )
