@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -61,6 +62,8 @@ SHIPPED = {
     )
 }
 """Deployment → the inactive schedule that it begins with."""
+
+READY_SECONDS = 5.0
 
 VARIABLES = {
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "60",  # seconds
@@ -142,11 +145,20 @@ def main(*, alone: bool = False) -> None:
             ours = str(former.entrypoint).startswith("flows.deploy.")
             if ours and former.id not in registered and not former.schedules:
                 client.delete_deployment(former.id)
-        if alone:  # the workers are about to start: what they serve is listed as ready
-            for name in POOLS:
-                client.get_scheduled_flow_runs_for_work_pool(name)
+        if alone:
+            show_ready(client)
         crash_silent_runs(client)
         register_alerts(client, os.environ.get(VARIABLE))
+
+
+def show_ready(client: SyncPrefectClient) -> None:
+    """Asks for runs as the workers will in a moment, until deployments are listed as ready."""
+    until = time.monotonic() + READY_SECONDS
+    study = f"study/{LISTED['study']}"
+    while client.read_deployment_by_name(study).status != "READY" and time.monotonic() < until:
+        for name in POOLS:
+            client.get_scheduled_flow_runs_for_work_pool(name)
+        time.sleep(0.1)
 
 
 @prefect.flow(name="reconcile")

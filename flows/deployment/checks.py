@@ -6,8 +6,9 @@ python -m flows.deployment.checks
 from __future__ import annotations
 
 import json
-import socketserver
+import logging
 from collections.abc import Mapping
+from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from flows.sweep.parameters import SweepParameters
 from flows.sweep.run import check_sweep
 from tasks.runtime.servers.form_checks import SOCKET, socket_address
 from tasks.runtime.system.settings import Settings
+
+log = logging.getLogger(__name__)
 
 
 def refusals(deployment: Deployment, fields: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -51,19 +54,16 @@ def _field_of(error: DynolabError, deployment: Deployment, fields: Mapping[str, 
 def serve(home: Path) -> None:
     """Answers until the process is ended."""
     by_name = deployments()
-
-    class Answer(socketserver.StreamRequestHandler):
-        def handle(self) -> None:
-            name, fields = json.loads(self.rfile.read())
-            found = refusals(by_name[name], fields) if name in by_name else []
-            self.wfile.write(json.dumps(found).encode())
-
     (home / SOCKET).unlink(missing_ok=True)
-    with (
-        socket_address(home) as address,
-        socketserver.UnixStreamServer(address, Answer) as server,
-    ):
-        server.serve_forever()
+    with socket_address(home) as address, Listener(address, backlog=16) as listener:
+        while True:
+            try:
+                with listener.accept() as connection:
+                    name, fields = json.loads(connection.recv_bytes())
+                    found = refusals(by_name[name], fields) if name in by_name else []
+                    connection.send_bytes(json.dumps(found).encode())
+            except Exception:  # who asks may end, and no form may end this
+                log.exception("a form is taken without a check")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from prefect.utilities.schema_tools.validation import ValidationError, validate
 
 from dynolab.errors import ConfigError
 from flows.audit import AuditParameters
-from flows.deployment import deployments as offered
 from flows.deployment.checks import refusals
 from flows.deployment.deployments import PARAMETER, Deployment, deployments
 from flows.deployment.forms import FilledForm
@@ -24,6 +22,7 @@ from flows.parameters.parse import STUDIES, load_parameters, parse_parameters
 from flows.registry import FLOWS
 from flows.study.parameters import StudyParameters
 from flows.sweep.parameters import SweepParameters
+from tasks.runtime.servers.run_names import run_name
 
 
 def study(text: str = "", *changes: str, folder: Path | None = None) -> StudyParameters:
@@ -262,12 +261,8 @@ def test_a_run_that_cannot_work_ends_with_one_message() -> None:
         ("fresh-goose", {}, "sweep (fresh-goose)"),
     ],
 )
-def test_a_run_has_the_name_that_was_typed(
-    typed: str, filled: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = SimpleNamespace(name=typed, parameters={PARAMETER: filled}, flow_name="sweep")
-    monkeypatch.setattr(offered, "flow_run", run)
-    assert offered._run_name() == name
+def test_a_run_has_the_name_that_was_typed(typed: str, filled: dict[str, str], name: str) -> None:
+    assert run_name(typed, filled, "sweep") == name
 
 
 def test_an_objective_starts_from_its_defaults() -> None:

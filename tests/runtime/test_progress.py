@@ -165,7 +165,7 @@ def test_stage_in_a_flow_shows_progress_links_and_events(prefect_server: None) -
     page = "http://mlflow.test/#/experiments/1/runs"
     assert link.data == f"[MLflow run of sft]({page}/4af1?workflowType=machine_learning)"
     assert f"[Charts of my study]({page}?viewStateShareKey=4af1&" in summary.data
-    assert summary.data == f"{summary.description}\n\nn" and summary.data.startswith("[Report](")
+    assert summary.data.startswith("[Report](http://r) · [MLflow") and "\n\ny\n\nn" in summary.data
     wanted = {"filter": {"event": {"name": ["dynolab.squeeze.alarm"]}}}
     with get_client(sync_client=True) as client:
         # Events reach the server a moment after they are raised.

@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import logging
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +41,12 @@ def socket_address(home: Path) -> Iterator[str]:
 def refusals(home: Path, deployment: str, form: dict[str, Any]) -> list[tuple[str, str]]:
     """Field and message of what the settings refuse; the field is empty if it is none of them."""
     try:
-        with socket_address(home) as address, socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(ANSWER_SECONDS)
-            connection.connect(address)
-            connection.sendall(json.dumps([deployment, form]).encode())
-            connection.shutdown(socket.SHUT_WR)
-            with connection.makefile("rb") as answer:
-                return [tuple(pair) for pair in json.loads(answer.read() or b"[]")]
-    except (OSError, ValueError) as error:  # no such process runs here, or it is stuck
+        with socket_address(home) as address, Client(address) as connection:
+            connection.send_bytes(json.dumps([deployment, form]).encode())
+            if not connection.poll(ANSWER_SECONDS):
+                raise TimeoutError(f"no answer in {ANSWER_SECONDS:g} s")
+            return [tuple(pair) for pair in json.loads(connection.recv_bytes())]
+    except (OSError, EOFError) as error:  # no such process runs here, or it is stuck
         log.info("a form of %s is taken without a check: %s", deployment, error)
         return []
 

@@ -83,6 +83,10 @@ With the key, each page asks there for its settings, although the server's analy
 """
 
 
+_SHOWS_ALL, _SHOWS_DIFFERENT = b"onlyShowParamDiff:!1", b"onlyShowParamDiff:!0"
+"""How MLflow's comparison of runs begins, and how ours does: a switch on the page turns it."""
+
+
 def allowed_hosts() -> tuple[str, ...]:
     """`_HOSTS` and the comma-separated names in DYNOLAB_SERVER_NAMES."""
     return (*_HOSTS, *filter(None, os.environ.get("DYNOLAB_SERVER_NAMES", "").split(",")))
@@ -232,6 +236,16 @@ def mlflow_application(folder: Path, port: int, standing: bool) -> Any:
 
     # Its pages ask who is logged in, also without its own login; a 404 is an error in the console.
     app.router.routes.insert(0, Route("/ajax-api/2.0/mlflow/users/current", JSONResponse({})))
+    # A comparison begins with the parameters that differ.
+    folder_of_pages = Path(constants.__file__).parent / "js" / "build"
+    for script in folder_of_pages.glob("static/js/*.chunk.js"):
+        code = script.read_bytes()
+        if _SHOWS_ALL in code:
+            answer = Response(
+                code.replace(_SHOWS_ALL, _SHOWS_DIFFERENT), media_type="text/javascript"
+            )
+            address = f"/static-files/{script.relative_to(folder_of_pages)}"
+            app.router.routes.insert(0, Route(address, answer))
     return app
 
 

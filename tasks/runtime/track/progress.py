@@ -293,11 +293,11 @@ def publish_links(
     charts: bool = False,
     seconds: float = 0.0,
 ) -> None:
-    """Publish an artifact `KIND-NAME` of the current Prefect run, or renew it; nothing outside.
+    """Publish an artifact `KIND-NAME` of the current Prefect run, or renew its summary.
 
-    **Arguments:** `links`: title → address. `lines`: Markdown below them; the first is shown in the
-    list of artifacts, too. `tracker`: the run in MLflow, which a link leads to once it is created,
-    and with `charts` one to the charts of its stages. `seconds`: limit on waiting for all of this.
+    **Arguments:** `links`: title → address. `lines`: Markdown below them. `tracker`: the run in
+    MLflow, which a link leads to once it is created, and with `charts` one to the charts of its
+    stages. `seconds`: limit on waiting for all of this.
     """
     if not inside_prefect_run():
         return
@@ -332,15 +332,15 @@ def _publish_text(key: str, lines: Sequence[str]) -> None:
     from prefect.client.schemas.filters import ArtifactFilter
     from prefect.runtime import flow_run
 
-    # Prefect's pages render the description as Markdown, too, and show it first.
-    text, shown = ("\n\n".join(filter(None, part)) for part in (lines, lines[:2]))
+    # As the description, which Prefect's pages render, too: what is behind it takes a click more.
+    text = "\n\n".join(filter(None, lines))
     mine = {"key": {"any_": [key]}, "flow_run_id": {"any_": [flow_run.id]}}
     with get_client(sync_client=True) as client:
         earlier = client.read_artifacts(artifact_filter=ArtifactFilter.model_validate(mine))
-        if earlier:  # of this process, or of an attempt before it
-            client.update_artifact(earlier[0].id, ArtifactUpdate(data=text, description=shown))
+        if earlier and key.startswith(SUMMARY):  # of this process, or of an attempt before it
+            client.update_artifact(earlier[0].id, ArtifactUpdate(data=text, description=text))
         else:
-            create_markdown_artifact(text, key, shown)
+            create_markdown_artifact(text, key, text)
 
 
 def emit_event(
