@@ -259,9 +259,10 @@ def test_a_run_that_cannot_work_ends_with_one_message() -> None:
         ("Tasty-Sphynx", {"name": "gentle"}, "gentle"),
         ("omicron6-deneb", {"study_file": "sweep_beta.yaml"}, "sweep_beta (omicron6-deneb)"),
         ("fresh-goose", {}, "sweep (fresh-goose)"),
+        ("fresh-goose", "theirs", "fresh-goose"),
     ],
 )
-def test_a_run_has_the_name_that_was_typed(typed: str, filled: dict[str, str], name: str) -> None:
+def test_a_run_has_the_name_that_was_typed(typed: str, filled: object, name: str) -> None:
     assert run_name(typed, filled, "sweep") == name
 
 
