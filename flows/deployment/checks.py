@@ -60,8 +60,8 @@ def serve(home: Path) -> None:
             try:
                 with listener.accept() as connection:
                     name, fields = json.loads(connection.recv_bytes())
-                    found = refusals(by_name[name], fields) if name in by_name else []
-                    connection.send_bytes(json.dumps(found).encode())
+                    refused = refusals(by_name[name], fields) if name in by_name else []
+                    connection.send_bytes(json.dumps(refused).encode())
             except Exception:  # who asks may end, and no form may end this
                 log.exception("a form is taken without a check")
 

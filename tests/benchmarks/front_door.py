@@ -26,7 +26,7 @@ Needs Debian's chromium. Prints one JSON object on its last line:
 - `light_command_s`: the slowest of `path` and `schedule`, which only list.
 - `ready_when_printed`, `summary_first`, `best_on_the_sweeps_row`: deployments, a run's artifacts
   and MLflow's list are as people look for them.
-- `bars` of the last line says of each figure whether it is met: what is not is a stumble left.
+- `stumbles_left`: how many of these figures miss their bound; `bars` says which.
 """
 
 from __future__ import annotations
@@ -245,6 +245,9 @@ def main() -> None:
         print("\n".join(set(errors)), file=sys.stderr)
         figures["console_errors"] = len(set(errors))
         figures |= texts() | tested()
+        above = [figures[name] is None or figures[name] > most for name, most in AT_MOST.items()]
+        below = [figures[name] < least for name, least in AT_LEAST.items()]
+        figures["stumbles_left"] = sum([*above, *below])
     report(figures, at_least=AT_LEAST, at_most=AT_MOST)
 
 

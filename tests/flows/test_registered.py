@@ -179,14 +179,16 @@ def test_without_a_platform_no_schedule_is_asked_for(
 
 
 def test_what_waits_has_the_name_that_it_will_run_under(own_server: SyncPrefectClient) -> None:
-    one = own_server.read_deployment_by_name("sweep/a-sweep")
+    deployment = own_server.read_deployment_by_name("sweep/a-sweep")
     schedule(SWEEP, DAILY)
-    own_server._client.post(f"/deployments/{one.id}/schedule", json={}).raise_for_status()
-    of_it = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[one.id]))
+    own_server._client.post(f"/deployments/{deployment.id}/schedule", json={}).raise_for_status()
+    of_it = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[deployment.id]))
     waiting = own_server.read_flow_runs(flow_run_filter=of_it)
     assert waiting and all(run.name.startswith("sweep_beta (") for run in waiting)
     form = {deploy.PARAMETER: {"name": "night"}}
-    run = own_server.create_flow_run_from_deployment(one.id, name="Tasty-Sphynx", parameters=form)
+    run = own_server.create_flow_run_from_deployment(
+        deployment.id, name="Tasty-Sphynx", parameters=form
+    )
     assert own_server.read_flow_run(run.id).name == "night"
     schedule(remove="beta")
 
@@ -217,15 +219,18 @@ def test_a_run_that_fails_is_told_within_ten_seconds(
     check_alerts(webhook)
     assert Webhook.messages.pop()["subject"] == "Dynolab is up"
     register_alerts(own_server, webhook)
-    one = own_server.read_deployment_by_name("study/a-study")
-    run = own_server.create_flow_run_from_deployment(one.id, name="a bad night")
+    deployment = own_server.read_deployment_by_name("study/a-study")
+    run = own_server.create_flow_run_from_deployment(deployment.id, name="a bad night")
     own_server.set_flow_run_state(run.id, Failed(message="a rank died"), force=True)
     began = time.monotonic()
     until(lambda: Webhook.messages, 10)
     record_property("alert_arrives_s", time.monotonic() - began)
-    told = Webhook.messages.pop()
-    assert told["subject"] == "a bad night: Failed"
-    assert told["body"].startswith("a rank died\nhttp://127.0.0.1:") and str(run.id) in told["body"]
+    message = Webhook.messages.pop()
+    assert message["subject"] == "a bad night: Failed"
+    assert (
+        message["body"].startswith("a rank died\nhttp://127.0.0.1:")
+        and str(run.id) in message["body"]
+    )
     register_alerts(own_server, None)
     assert own_server.read_automations_by_name(alerts.AUTOMATION) == []
 
@@ -256,12 +261,12 @@ def test_a_form_that_no_run_could_begin_with_is_refused_at_its_field(
     own_server: SyncPrefectClient, form_checks: None
 ) -> None:
     name, fields, said = BAD_FORMS[0]
-    one, form = own_server.read_deployment_by_name(name), {deploy.PARAMETER: fields}
+    deployment, form = own_server.read_deployment_by_name(name), {deploy.PARAMETER: fields}
     with pytest.raises(PrefectHTTPStatusError) as refused:
-        own_server.create_flow_run_from_deployment(one.id, parameters=form)
+        own_server.create_flow_run_from_deployment(deployment.id, parameters=form)
     assert said in refused.value.response.json()["detail"]
     # As the page asks before it submits.
-    shown = {"schema": one.parameter_openapi_schema, "values": form}
+    shown = {"schema": deployment.parameter_openapi_schema, "values": form}
     answer = own_server._client.post("/ui/schemas/validate", json=shown).json()
     (error,) = answer["errors"][0]["errors"]
     assert error["property"] == next(iter(fields)) and said in error["errors"][0]

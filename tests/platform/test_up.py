@@ -25,11 +25,11 @@ def test_a_run_from_its_form_and_a_form_that_cannot_work(platform: Platform) -> 
     stages = platform.lab.home / "store" / "stages"
     made = {path.parent.parent.name for path in stages.glob("*/*/COMMITTED")}
     assert made == {"data", "base", "sft"}
-    one = platform.api("GET", "deployments/name/train/preference")
-    assert one["status"] == "READY"
+    deployment = platform.api("GET", "deployments/name/train/preference")
+    assert deployment["status"] == "READY"
     wrong = {"settings": {"study_file": "builtin.yaml", "objective": "ipo", "margin": 1.0}}
     answer = requests.post(
-        f"{platform.prefect}/deployments/{one['id']}/create_flow_run",
+        f"{platform.prefect}/deployments/{deployment['id']}/create_flow_run",
         json={"parameters": wrong},
         headers=platform.login,
         timeout=30,
@@ -42,7 +42,7 @@ def test_a_run_that_is_paused_killed_and_retried_is_one_in_mlflow(platform: Plat
     mlflow = platform.mlflow.replace("//", f"//{user}")
 
     def statuses(name: str = "killed") -> list[str]:
-        return [one.status for one in histories(mlflow, "dynolab", name)]
+        return [history.status for history in histories(mlflow, "dynolab", name)]
 
     run = platform.start("train/preference", study_text=SMALL.read_text(), name="killed")
     until(lambda: statuses() == ["RUNNING"], RUN_SECONDS)
@@ -50,7 +50,9 @@ def test_a_run_that_is_paused_killed_and_retried_is_one_in_mlflow(platform: Plat
     until(lambda: statuses() == ["SCHEDULED"], RUN_SECONDS)
     platform.api("POST", f"flow_runs/{run}/resume")
     rank = psutil.Process(platform.lab.pause_preference())
-    engine = next(one for one in rank.parents() if "flow_run_process" in " ".join(one.cmdline()))
+    engine = next(
+        parent for parent in rank.parents() if "flow_run_process" in " ".join(parent.cmdline())
+    )
     engine.kill()
     assert platform.end(run) == "Crashed"
     until(lambda: "RUNNING" not in statuses(""), 30)
@@ -58,8 +60,8 @@ def test_a_run_that_is_paused_killed_and_retried_is_one_in_mlflow(platform: Plat
     platform.set_state(run, "SCHEDULED", "AwaitingRetry")
     until(lambda: platform.state(run)["type"] == "RUNNING", RUN_SECONDS)
     assert platform.end(run) == "Completed"
-    (one,) = histories(mlflow, "dynolab", "killed")
-    assert one.status == "FINISHED" and "train/loss" in one.values
+    (history,) = histories(mlflow, "dynolab", "killed")
+    assert history.status == "FINISHED" and "train/loss" in history.values
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
