@@ -8,8 +8,14 @@ from typing import Any
 from dynolab.errors import DynolabError
 from flows.sweep.trials import SweepStudy, short
 from tasks.runtime.stage import Platform
-from tasks.runtime.track.mlflow_pages import DESCRIPTION_TAG, PAGE_FOLDER, compare_page, run_page
-from tasks.runtime.track.progress import CLOSE_SECONDS, SUMMARY, publish_links
+from tasks.runtime.track.mlflow_pages import (
+    DESCRIPTION_TAG,
+    PAGE_FOLDER,
+    SUMMARY,
+    compare_page,
+    run_page,
+)
+from tasks.runtime.track.progress import CLOSE_SECONDS, publish_links
 
 log = logging.getLogger(__name__)
 

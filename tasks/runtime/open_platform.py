@@ -14,9 +14,9 @@ from tasks.runtime.launch.devices import hide_other_devices
 from tasks.runtime.stage import Platform
 from tasks.runtime.system.secret_files import own_folder, signing_key
 from tasks.runtime.system.settings import Settings
+from tasks.runtime.track.mlflow_pages import SUMMARY
 from tasks.runtime.track.progress import (
     FLOW_RUN_TAG,
-    SUMMARY,
     PlainLines,
     Progress,
     ProgressArtifacts,

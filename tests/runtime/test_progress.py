@@ -9,8 +9,8 @@ import rich.console
 
 from dynolab.results.study import MetricsLine
 from tasks.runtime.open_platform import make_progress
+from tasks.runtime.track.mlflow_pages import SUMMARY
 from tasks.runtime.track.progress import (
-    SUMMARY,
     PlainLines,
     Progress,
     ProgressArtifacts,

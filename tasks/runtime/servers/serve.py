@@ -47,8 +47,7 @@ from tasks.runtime.servers.guard import Guard
 from tasks.runtime.servers.run_names import name_runs
 from tasks.runtime.system.processes import listening_socket
 from tasks.runtime.system.secret_files import TOKEN, check_token, own_folder
-from tasks.runtime.track.mlflow_pages import EXPERIMENT_TAGS
-from tasks.runtime.track.progress import SUMMARY
+from tasks.runtime.track.mlflow_pages import EXPERIMENT_TAGS, SUMMARY
 
 _HOSTS = ("127.0.0.1", "localhost")
 """Host names that a browser on this machine, or behind a forwarded port, uses."""

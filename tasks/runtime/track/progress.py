@@ -20,7 +20,7 @@ from itertools import count
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from dynolab.costs.machines import duration
-from tasks.runtime.track.mlflow_pages import charts_page, run_page
+from tasks.runtime.track.mlflow_pages import SUMMARY, charts_page, run_page
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -40,8 +40,6 @@ PUBLISH_SECONDS = 5.0  # between two updates of one artifact
 CLOSE_SECONDS = 10.0  # limit on waiting for a stage's last update
 LINK_SECONDS = 600.0  # limit on waiting for MLflow to create the run
 FLOW_RUN_TAG = "prefect.flow_run_id"
-SUMMARY = "summary"
-"""Begins the key of the artifact that leads on from a run, which is listed first."""
 
 
 def outcome_of(error: BaseException) -> Outcome:
