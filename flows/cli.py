@@ -11,9 +11,10 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -40,7 +41,27 @@ from flows.registry import REGISTRY, WINGS
 from tasks.runtime.system.computing import COMPUTING
 from tasks.runtime.system.invocation import invocation
 
+
+class _HelpIsASwitch:
+    """The option --help, which the help would else ask a value of."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)  # type: ignore[misc]
+        if option is not None:
+            option.metavar = ""
+        return option
+
+
+class _Command(_HelpIsASwitch, typer.core.TyperCommand):
+    pass
+
+
+class _Group(_HelpIsASwitch, typer.core.TyperGroup):
+    pass
+
+
 app = typer.Typer(
+    cls=_Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="A dynamometer for fine-tuning: which example, token and part of the loss pushed what.",
@@ -201,7 +222,11 @@ def sweep(
     show: Show = False,
     as_json: Json = False,
 ) -> None:
-    """Try settings of another flow: a grid, random draws or Optuna's TPE; resumes when rerun."""
+    """Try settings of another flow: a grid, random draws or Optuna's TPE; resumes when rerun.
+
+    The file's `space` has the values, or --set 'space={preference.objective.beta: [0.1, 0.5]}';
+    a range is {low: 0.01, high: 2, log: true}, and ten values are drawn from it.
+    """
     from flows.commands import Wanted, start_sweep
 
     choices = Wanted(plan=plan, show=show, json=as_json)
@@ -217,12 +242,16 @@ def path(
     as_json: Json = False,
 ) -> None:
     """Print the folder that holds a result's files, such as `dynolab path preference/f8f6`."""
-    from flows.commands import print_json, result_folder
+    from flows.flow import existing_result
+    from tasks.runtime.open_platform import open_store
+    from tasks.runtime.system.settings import Settings
 
-    folder = result_folder(address)
+    store = open_store(Settings.from_environment())
+    result = existing_result(store, "address", address)
+    folder = store.folder(result.address, result.digest)
     typer.echo(folder)
     if as_json:
-        print_json(path=str(folder))
+        typer.echo(json.dumps({"path": str(folder)}))
 
 
 @app.command(rich_help_panel=RESULTS)
@@ -267,7 +296,13 @@ def push(
 
 @app.command(rich_help_panel=RESULTS)
 def schedule(
-    file: File = None,
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FILE",
+            help="Settings (YAML) to schedule, or the name of a built-in study, with --cron.",
+        ),
+    ] = None,
     config: Config = None,
     cron: Annotated[
         str | None,
@@ -287,8 +322,11 @@ def schedule(
     remove: Annotated[str | None, typer.Option(metavar="NAME", help="Remove a schedule.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Run a study file by the clock on the running platform; without options, list schedules."""
-    from flows.commands import print_json, use_platform
+    """Run a study file by the clock on the running platform; without FILE, list schedules.
+
+    For example: dynolab schedule my_sweep.yaml --cron '0 3 * * *' --name nightly
+    """
+    from flows.up import use_platform
 
     use_platform()
     from flows.schedule import change_schedules
@@ -300,7 +338,7 @@ def schedule(
         table.add_row(*map(str, row.values()))
     Console().print(table)
     if as_json:
-        print_json(schedules=rows)
+        typer.echo(json.dumps({"schedules": rows}))
 
 
 @app.command(rich_help_panel=RESULTS)
@@ -350,6 +388,15 @@ def up(
     mlflow_port: Annotated[
         int, typer.Option(min=0, max=MOST_PORT, help="Port of the MLflow server.")
     ] = 5000,
+    notify: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            envvar="DYNOLAB_NOTIFY",
+            help="Tell of runs that end, fail or wait: a webhook, Slack's too, or an address of "
+            "Apprise, such as mailtos://user:password@example.com.",
+        ),
+    ] = None,
 ) -> None:
     """Start the servers on this home's runs, with deployments and workers; Ctrl-C ends them.
 
@@ -363,11 +410,14 @@ def up(
         typer.echo,
         prefect_port=prefect_port,
         mlflow_port=mlflow_port,
+        notify=notify,
     )
 
 
 for _wing in WINGS:
     _wing.add_commands(app)
+for _command in app.registered_commands:
+    _command.cls = _Command
 
 
 def main() -> None:

@@ -29,18 +29,16 @@ from flows.flow import (
     Planned,
     Results,
     StagedFlow,
-    existing_result,
     plan,
 )
 from flows.parameters.parse import load_parameters
 from flows.sweep.flow import FLOW
 from flows.sweep.parameters import SweepParameters
 from flows.sweep.run import check_sweep, trial_of
-from flows.sweep.trials import grid_points, short
-from tasks.report import REMEDIES, remedies_command
+from flows.sweep.trials import grid_points
 from tasks.runtime.open_platform import open_store, planning_platform
 from tasks.runtime.servers.service import MLFLOW, PREFECT
-from tasks.runtime.servers.services import PATIENCE, client_variables
+from tasks.runtime.servers.services import PATIENCE
 from tasks.runtime.servers.standing import running_services, use_services
 from tasks.runtime.stage import Platform
 from tasks.runtime.system.invocation import invocation
@@ -101,19 +99,16 @@ def start(
     table = result_table(store, flow.page, parameters.model_dump(mode="json"), stages)
     write_table(table, page.with_suffix(".json"))
     seconds = time.monotonic() - began
-    shown = stages[flow.page]
-    from dynolab.report.page import ANSWER  # plotly takes a while to import
+    from flows.run import answer_of, next_commands
 
-    file = store.folder(shown.address, shown.digest) / ANSWER
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
-    answer = text.removesuffix("\n").split("\n") if text else []
+    answer = answer_of(store, stages[flow.page])
     show_results(flow.name, results, page, seconds, answer)
-    files = stages.get("preference", shown).short
-    lines = [f"files   {invocation()} path {files} fetches them from {settings.store}"]
+    commands = dict(next_commands(flow, parameters.name, stages))
+    lines = [f"files   {commands['files']} fetches them from {settings.store}"]
     if not running_services(settings.home):
         lines.append(_later())
-    if page.with_name(f"{parameters.name}-{REMEDIES}").exists() and REMEDIES in flow.beside:
-        lines.append(f"next    {remedies_command(parameters.name)}")
+    if "next" in commands:
+        lines.append(f"next    {commands['next']}")
     console.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
     if choices.json:
         print_json(
@@ -122,7 +117,7 @@ def start(
             page=str(page),
             seconds=round(seconds, 1),
             answer=answer,
-            metrics=shown.metrics,
+            metrics=stages[flow.page].metrics,
             stages={
                 name: {"result": stage.short, "address": stage.address, "cached": stage.cached}
                 for name, stage in stages.items()
@@ -145,26 +140,9 @@ def start_sweep(file: Path, changes: Sequence[str], choices: Wanted) -> None:
     servers_stay = bool(settings.mlflow_tracking_uri or running_services(settings.home))
     trials = run_on_servers(FLOW, parameters)
     page = settings.reports / f"{parameters.name}.html"
-    _show_trials(parameters, trials, page, servers_stay=servers_stay)
+    _show_trials(trials, page, servers_stay=servers_stay)
     if choices.json:
         print_json(flow=FLOW.name, name=parameters.name, page=str(page), **trials)
-
-
-def use_platform() -> None:
-    """Leads Prefect's client to the running platform. **Raises** `ConfigError` if none runs."""
-    settings = Settings.from_environment()
-    running = running_services(settings.home)
-    if settings.prefect_api_url is None and PREFECT not in running:
-        remedy = f"no platform runs on it; start {invocation()} up and try again"
-        raise ConfigError("home", str(settings.home), remedy)
-    os.environ.update({} if settings.prefect_api_url else client_variables(settings.home, running))
-
-
-def result_folder(address: str) -> Path:
-    """The local folder of a result's files; raises `ConfigError` if there is no such result."""
-    store = open_store(Settings.from_environment())
-    result = existing_result(store, "address", address)
-    return store.folder(result.address, result.digest)
 
 
 def run_on_servers(
@@ -278,20 +256,11 @@ def _show_trial_plan(parameters: SweepParameters, choices: Wanted) -> None:
         print_json(trials=trials)
 
 
-def _show_trials(
-    parameters: SweepParameters, trials: dict[str, Any], page: Path, *, servers_stay: bool
-) -> None:
-    tried = parameters.tried
-    table = Table(
-        "trial", "ended", *tried.values(), *parameters.objectives, box=None, pad_edge=False
-    )
-    for row in trials["trials"]:
-        table.add_row(
-            f"{row['number']}{' best' if row['number'] in trials['best'] else ''}",
-            row["state"],
-            *(short(row["settings"].get(name, "")) for name in tried),
-            *(short(row["values"].get(name, "")) for name in parameters.objectives),
-        )
+def _show_trials(trials: dict[str, Any], page: Path, *, servers_stay: bool) -> None:
+    head, *rows = trials.pop("table")
+    table = Table(*head, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
     console.print(table)
     if trials["compare"] and servers_stay:
         console.print(f"compare {trials['compare']}", highlight=False, soft_wrap=True)

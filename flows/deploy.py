@@ -1,6 +1,8 @@
 """Prefect deployments: one for every form of every flow, and one to reconcile.
 
-    python -m flows.deploy [alone]    # registers them; alone: no worker runs yet
+    python -m flows.deploy [alone]    # registers them
+
+alone: no worker runs yet; it then goes on and checks filled forms for the server.
 
 Prefect imports an entry by its dotted name, `flows.deploy.<name>`. Registration is a separate
 program, so that the command that starts the servers need not load the flows.
@@ -8,8 +10,10 @@ program, so that the command that starts the servers need not load the flows.
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -22,21 +26,24 @@ from pendulum.tz.local_timezone import get_local_timezone
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
-from prefect.client.schemas.objects import DeploymentSchedule
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
-from flows.deployment.deployments import LISTED, PARAMETER, deployments
+from flows.deployment import checks
+from flows.deployment.alerts import VARIABLE, register_alerts
+from flows.deployment.deployments import LISTED, deployments
 from flows.deployment.upkeep import (
     TAG,
     close_lost_runs,
+    crash_silent_runs,
     delete_completed_runs,
     keep_one_late_run,
-    register_automations,
+    schedule_name,
 )
 from flows.registry import REGISTRY
 from tasks.runtime.cleanup import clean_up
+from tasks.runtime.servers.run_names import PARAMETER
 from tasks.runtime.servers.services import PATIENCE
 from tasks.runtime.system.settings import Settings
 
@@ -55,6 +62,8 @@ SHIPPED = {
     )
 }
 """Deployment → the inactive schedule that it begins with."""
+
+READY_SECONDS = 5.0
 
 VARIABLES = {
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "60",  # seconds
@@ -81,7 +90,7 @@ def main(*, alone: bool = False) -> None:
     with get_client(sync_client=True) as client:
         if alone:
             close_lost_runs(client)
-            keep_one_late_run(client)
+            print("\n".join(keep_one_late_run(client)))  # `dynolab up` shows these lines
         template = ProcessWorker.get_default_base_job_template()
         for name, limit in POOLS.items():
             try:
@@ -136,21 +145,30 @@ def main(*, alone: bool = False) -> None:
             ours = str(former.entrypoint).startswith("flows.deploy.")
             if ours and former.id not in registered and not former.schedules:
                 client.delete_deployment(former.id)
-        register_automations(client)
+        if alone:
+            show_ready(client)
+        crash_silent_runs(client)
+        register_alerts(client, os.environ.get(VARIABLE))
+
+
+def show_ready(client: SyncPrefectClient) -> None:
+    """Asks for runs as the workers will in a moment, until deployments are listed as ready."""
+    until = time.monotonic() + READY_SECONDS
+    study = f"study/{LISTED['study']}"
+    while client.read_deployment_by_name(study).status != "READY" and time.monotonic() < until:
+        for name in POOLS:
+            client.get_scheduled_flow_runs_for_work_pool(name)
+        time.sleep(0.1)
 
 
 @prefect.flow(name="reconcile")
 def reconcile() -> dict[str, int]:
-    """Send unsent runs to MLflow, kill orphaned processes."""
+    """Send unsent runs to MLflow, kill orphaned processes, keep one waiting run a schedule."""
     counts = clean_up(Settings.from_environment())
     with get_client(sync_client=True) as client:
         delete_completed_runs(client)
+        keep_one_late_run(client)
     return counts
-
-
-def schedule_name(schedule: DeploymentSchedule) -> str:
-    """A schedule's name: its slug; one made in the browser gets it from its id."""
-    return schedule.slug or f"schedule-{str(schedule.id)[:8]}"
 
 
 def _register(
@@ -199,4 +217,7 @@ def _register(
 
 
 if __name__ == "__main__":
-    main(alone=sys.argv[1:] == ["alone"])
+    is_alone = sys.argv[1:] == ["alone"]
+    main(alone=is_alone)
+    if is_alone:
+        checks.serve(Settings.from_environment().home)

@@ -82,13 +82,16 @@ def _home() -> Iterator[Finding]:
         free = shutil.disk_usage(existing).free
         state: State = "note" if free < LITTLE_DISK else "ok"
         yield Finding("home", state, f"{settings.home}, {free / 2**30:.0f} GiB free")
+    except DynolabError as error:
+        yield Finding("home", "wrong", str(error))
+        return
+    try:
         store.check_writable()
         stages = store.files.children("stages")
         results = sum(len(store.files.children(f"stages/{stage}")) for stage in stages)
         yield Finding("store", "ok", f"{store.files.url}, {results} results")
     except DynolabError as error:
-        yield Finding("home", "wrong", str(error))
-        return
+        yield Finding("store", "wrong", str(error))
     servers = ", ".join(
         f"{name} at {address.url}" for name, address in running_services(settings.home).items()
     )

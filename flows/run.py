@@ -9,7 +9,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -25,17 +25,20 @@ from prefect.states import Completed, Crashed, State
 from dynolab.aside import write_aside, write_text_aside
 from dynolab.data.rows import Example, ProbeRow, read_rows
 from dynolab.errors import Pruned
+from dynolab.store import Store
 from dynolab.training.config import EngineConfig, LoopConfig, TrainConfig
 from dynolab.training.examples import check_rows
 from flows.flow import Flow, Fresh, Parameters, Plan, Results, StagedFlow, Step
 from flows.registry import FLOWS
+from tasks.report import REMEDIES, remedies_command
 from tasks.runtime.launch.devices import check_enough, host_devices
 from tasks.runtime.launch.launcher import ranks_per_host
 from tasks.runtime.open_platform import open_platform, planning_platform
 from tasks.runtime.stage import ADDRESS_TAG, DIGEST_TAG, Platform, run_stage
+from tasks.runtime.system.invocation import invocation
 from tasks.runtime.system.settings import Settings
-from tasks.runtime.track.mlflow_pages import PAGE_FOLDER, run_page
-from tasks.runtime.track.progress import link_report
+from tasks.runtime.track.mlflow_pages import PAGE_FOLDER, SUMMARY, run_page
+from tasks.runtime.track.progress import CLOSE_SECONDS, publish_links
 from tasks.runtime.track.runs import Run, RunTracker, shown_params
 from tasks.runtime.training_monitor import follow
 from tasks.runtime.work import StageResult
@@ -108,7 +111,7 @@ def run_plan(flow: StagedFlow[Any], plan: Plan, *, fresh: Fresh) -> Results:
         shown = partial(write_early_page, flow, plan, platform=platform)
         results = run_on(platform, plan, fresh=fresh, shown=shown)
         copy_page(flow, parameters.name, results, platform)
-        lead_to_page(flow, parameters.name, results, trainings, platform)
+        lead_on(flow, parameters.name, results, trainings, platform)
         if plan.trained is not None and platform.has_worked and platform.parent_run is not None:
             model = f"{parameters.project}-{parameters.name}"
             register_model(platform.parent_run, model, results[plan.trained])
@@ -124,8 +127,8 @@ def run_on(
 ) -> dict[str, StageResult]:
     """Runs the steps in order on an open platform; returns their results.
 
-    The parent run gets the metrics of `plan.trained` by the same names, and those of the last step
-    as `result/…`.
+    The parent run gets the metrics of `plan.trained` by the same names when that step has ended,
+    and those of the last step as `result/…`.
 
     `shown` is given the results so far when one was computed, but for the last, and at most every
     `SHOWN_SECONDS`.
@@ -139,6 +142,10 @@ def run_on(
         again = step.is_among(fresh) if isinstance(fresh, tuple) else fresh
         results[step.name] = _as_task(step, results, platform, fresh=again)
         check_trained_rows(step.name, results[step.name], plan.steps, platform)
+        trained = results.get(plan.trained or "")
+        if trained is not None and platform.has_worked and platform.parent_run is not None:
+            folder = platform.store.folder(trained.address, trained.digest)
+            follow(folder / "metrics.jsonl", platform.parent_run)
         if (
             shown is not None
             and step is not plan.steps[-1]
@@ -150,9 +157,6 @@ def run_on(
     if platform.has_worked and platform.parent_run is not None:
         metrics = results[plan.steps[-1].name].metrics
         platform.parent_run.log_metrics({f"result/{name}": metrics[name] for name in metrics}, 0)
-        if (trained := results.get(plan.trained or "")) is not None:
-            folder = platform.store.folder(trained.address, trained.digest)
-            follow(folder / "metrics.jsonl", platform.parent_run)
     return {step.name: results[step.name] for step in plan.steps}
 
 
@@ -228,32 +232,55 @@ def copy_page(
             copy.unlink(missing_ok=True)
 
 
-def lead_to_page(
+def lead_on(
     flow: StagedFlow[Any],
     name: str,
     results: Mapping[str, StageResult],
     trainings: Sequence[str],
     platform: Platform,
 ) -> None:
-    """Leads to a finished run's page in MLflow: from its run there, and from its run in Prefect.
+    """Leads on from a finished run: to its page in MLflow, from its run there and in Prefect.
+
+    Prefect's run has the answer, the files and the next command, too.
 
     `trainings`: the steps that the run's charts show.
     """
-    made_by = results[flow.page].mlflow_run_id
-    if made_by is None or not flow.file.endswith(".html"):
-        return
-    artifact, experiment = f"{PAGE_FOLDER}/{flow.file}", "0"
+    made_by, links = results[flow.page].mlflow_run_id, {}
     study = platform.parent_run if platform.has_worked else None
-    if study:
-        runs = [run for step in trainings if (run := results[step].mlflow_run_id)]
-        study.describe(runs if trainings else None, page=(made_by, artifact))
-        if study.run:
-            experiment = study.run.experiment_id
-    server = study.server if study else platform.settings.mlflow_tracking_uri
-    if server is not None:
-        # MLflow finds a run by its id alone; only the frame of the page is the experiment's.
-        page = run_page(Run(made_by, experiment, ""), artifact)
-        link_report(name, f"{server.rstrip('/')}/{page}")
+    if made_by is not None and flow.file.endswith(".html"):
+        artifact, experiment = f"{PAGE_FOLDER}/{flow.file}", "0"
+        if study:
+            runs = [run for step in trainings if (run := results[step].mlflow_run_id)]
+            study.describe(runs if trainings else None, page=(made_by, artifact))
+            if study.run:
+                experiment = study.run.experiment_id
+        server = study.server if study else platform.settings.mlflow_tracking_uri
+        if server is not None:
+            # MLflow finds a run by its id alone; only the frame of the page is the experiment's.
+            page = run_page(Run(made_by, experiment, ""), artifact)
+            links[f"Report of {name}"] = f"{server.rstrip('/')}/{page}"
+    commands = [f"{kind}: `{command}`" for kind, command in next_commands(flow, name, results)]
+    lines = [*answer_of(platform.store, results[flow.page]), *commands]
+    publish_links(SUMMARY, name, links, lines, study, charts=bool(trainings), seconds=CLOSE_SECONDS)
+
+
+def answer_of(store: Store, page: StageResult) -> list[str]:
+    """The sentences that a page begins with, if it has an answer."""
+    from dynolab.report.page import ANSWER  # plotly takes a while to import
+
+    file = store.folder(page.address, page.digest) / ANSWER
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def next_commands(
+    flow: StagedFlow[Any], name: str, results: Mapping[str, StageResult]
+) -> Iterator[tuple[str, str]]:
+    """What gets a finished run's files, and what to do next: kind and command."""
+    yield "files", f"{invocation()} path {results.get('preference', results[flow.page]).short}"
+    page = flow.page_in(Settings.from_environment().reports, name)
+    if page.with_name(f"{name}-{REMEDIES}").exists() and REMEDIES in flow.beside:
+        yield "next", remedies_command(name)
 
 
 def write_early_page(

@@ -25,13 +25,7 @@ from prefect.server.schemas.schedules import SCHEDULE_TYPES
 from pydantic import TypeAdapter
 
 from dynolab.errors import ConfigError, check_known
-from flows.deploy import schedule_name
-from flows.deployment.deployments import LISTED, PARAMETER, deployments, flow_of
-from flows.flow import StagedFlow
-from flows.parameters.defaults import with_paths
-from flows.parameters.parse import STUDIES, read_settings, read_study, study_file
-from flows.sweep.run import check_sweep
-from tasks.runtime.open_platform import planning_platform
+from flows.deployment.upkeep import schedule_name
 
 
 def change_schedules(
@@ -53,7 +47,7 @@ def change_schedules(
             remedy = f"does not answer ({error}); start that server"
             raise ConfigError("PREFECT_API_URL", str(client.api_url), remedy)
         if file is not None and cron is not None:
-            make(client, study_file(file), cron, name, changes)
+            make(client, file, cron, name, changes)
         by_name = schedules(client)
         for active, chosen in switched.items():
             check_known("schedule", chosen, list(by_name))
@@ -76,6 +70,16 @@ def make(
     **Raises** `ConfigError`, before anything is made, for settings that cannot work, for a cron
     line that never fires, and for a name that is taken.
     """
+    # Here, as they load every flow, which takes seconds: listing schedules needs none.
+    from flows.deployment.deployments import LISTED, deployments, flow_of
+    from flows.flow import StagedFlow
+    from flows.parameters.defaults import with_paths
+    from flows.parameters.parse import STUDIES, read_settings, read_study, study_file
+    from flows.sweep.run import check_sweep
+    from tasks.runtime.open_platform import planning_platform
+    from tasks.runtime.servers.run_names import PARAMETER
+
+    file = study_file(file)
     content = read_settings(read_study(file), str(file))
     flow = flow_of(file.name, content) or "study"
     offered = next(candidate for candidate in deployments().values() if candidate.flow.name == flow)

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from dynolab.errors import ServiceFailed
+from dynolab.errors import ConfigError, ServiceFailed
 from tasks.runtime.cleanup import reap_orphans
+from tasks.runtime.servers.form_checks import SOCKET
 from tasks.runtime.servers.service import MLFLOW, PREFECT, START_SECONDS, Service
 from tasks.runtime.servers.services import Services, client_variables
-from tasks.runtime.servers.standing import login_links, standing_services, watch
+from tasks.runtime.servers.standing import (
+    login_links,
+    running_services,
+    standing_services,
+    watch,
+)
 from tasks.runtime.system.computing import COMPUTING
+from tasks.runtime.system.invocation import invocation
 from tasks.runtime.system.processes import Process, kill_marked, last_lines, start_child, stop_group
 from tasks.runtime.system.secret_files import own_folder
+from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.tracking import Tracking
 
 POOLS = ("cpu", "training")
@@ -26,13 +34,26 @@ _MARK = "DYNOLAB_UP"
 
 
 def start(
-    home: Path, announce: Callable[[str], None], *, prefect_port: int, mlflow_port: int
+    home: Path,
+    announce: Callable[[str], None],
+    *,
+    prefect_port: int,
+    mlflow_port: int,
+    notify: str | None = None,
 ) -> None:
     """Starts everything, announces the login links, and serves until an interruption.
 
-    **Raises** like `standing_services` and `watch`.
+    **Arguments:** `notify`: address that alerts of runs go to.
+
+    **Raises** like `standing_services` and `watch`, and `ConfigError` before anything starts if no
+    message arrives at `notify`.
     """
     home = own_folder(home.resolve())
+    if notify:
+        from flows.deployment.alerts import VARIABLE, check_alerts
+
+        check_alerts(notify)
+        os.environ[VARIABLE] = notify  # of the registration
     with suppress(KeyboardInterrupt), ExitStack() as stack:
         ports = {PREFECT: prefect_port, MLFLOW: mlflow_port}
         reap_orphans()
@@ -40,13 +61,14 @@ def start(
         services = stack.enter_context(
             standing_services(home, ports, lambda begun: registering.append(register(begun)))
         )
-        for line in login_links(services):
-            announce(line)
         services.log_in()
+        os.environ.pop("DYNOLAB_NOTIFY", None)  # it may hold a secret: runs do not get it
         # Sends what dead processes left, also those that die later and that nobody retries.
         tracking = Tracking(services.by_name[MLFLOW].url, home / "outbox", experiment="")
         stack.callback(tracking.close, SENDING_SECONDS)
         workers = stack.enter_context(work_for(services, registering.pop()))
+        for line in login_links(services):
+            announce(line)
         for line in last_lines(home / "logs" / "register.log", 100):
             if line.startswith("missed"):  # schedules that came due while nothing ran
                 announce(line)
@@ -60,12 +82,23 @@ def start(
         watch(services, workers)
 
 
+def use_platform() -> None:
+    """Leads Prefect's client to the running platform. **Raises** `ConfigError` if none runs."""
+    settings = Settings.from_environment()
+    running = running_services(settings.home)
+    if settings.prefect_api_url is None and PREFECT not in running:
+        remedy = f"no platform runs on it; start {invocation()} up and try again"
+        raise ConfigError("home", str(settings.home), remedy)
+    os.environ.update({} if settings.prefect_api_url else client_variables(settings.home, running))
+
+
 def register(services: Services) -> Process:
     """Starts the registration of the deployments, which waits for the servers to answer.
 
     Importing the flows takes as long as the servers' start, so both go on at once.
     """
     log = services.home / "logs" / "register.log"
+    (services.home / SOCKET).unlink(missing_ok=True)
     waiting = {
         "PREFECT_API_REQUEST_TIMEOUT": str(START_SECONDS),
         "PREFECT_CLIENT_MAX_RETRIES": "50",
@@ -78,23 +111,32 @@ def register(services: Services) -> Process:
 def work_for(services: Services, registering: Process | None = None) -> Iterator[Services]:
     """Waits until the deployments are registered with the servers, and runs their workers.
 
+    The process that registered them goes on beside the workers: it checks filled forms.
+
     **Arguments:** `registering`: the registration, if it has begun.
 
     **Raises** `ServiceFailed` if the registration fails.
     """
     home, environment = services.home, _environment(services)
     process, log = registering or register(services), home / "logs" / "register.log"
-    try:
-        if process.wait(REGISTER_SECONDS) != 0:
+    deadline = time.monotonic() + REGISTER_SECONDS
+    while not (home / SOCKET).exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            stop_group(process)
             raise ServiceFailed("the registration of deployments", last_lines(log))
-    except subprocess.TimeoutExpired as error:
-        raise ServiceFailed("the registration of deployments", last_lines(log)) from error
-    finally:
-        stop_group(process)
-    workers = Services(home, {pool: _worker(home, pool, environment) for pool in POOLS})
+        time.sleep(0.05)
+
+    def check_again() -> Process:
+        return start_child(
+            "flows.deployment.checks", [], environment=environment, log=log.with_name("checks.log")
+        )
+
+    checks = Service("the check of forms", "", process.pid, log, process, start=check_again)
+    workers = {pool: _worker(home, pool, environment) for pool in POOLS}
+    running = Services(home, {**workers, "forms": checks})
     try:
-        with workers:
-            yield workers
+        with running:
+            yield running
     finally:
         kill_marked(f"{_MARK}={environment[_MARK]}")
 

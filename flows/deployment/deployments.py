@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -24,9 +23,8 @@ from flows.flow import Flow, Form
 from flows.parameters.parse import STUDIES, read_settings, read_study
 from flows.registry import FLOWS, REGISTRY, load_flow
 from flows.run import run_flow
-
-PARAMETER = "settings"
-"""The only parameter of a deployed flow: its form."""
+from tasks.runtime.servers.form_checks import KEYWORD
+from tasks.runtime.servers.run_names import PARAMETER, run_name
 
 LISTED = {name: entry.listed for name, entry in REGISTRY.items() if entry.listed} | {
     "reconcile": "~internal-reconcile"
@@ -75,7 +73,8 @@ class Deployment:
         model: type[BaseModel] = create_model("Parameters", **fields)
         schema = model.model_json_schema(ref_template="#/definitions/{model}")
         schema["definitions"] = schema.pop("$defs")
-        shown = schema["definitions"][self.form_model.__name__]["properties"]
+        form = schema["definitions"][self.form_model.__name__]
+        form[KEYWORD], shown = self.name, form["properties"]
         shown["study_file"]["enum"] = study_files(self.flow.name)
         rare = ("other_settings", "study_text", "fresh")
         first = ("study_file", *self.form.tried, *FIRST)
@@ -141,13 +140,6 @@ def flow_of(file: str, settings: Mapping[str, Any]) -> str | None:
 
 
 def _run_name() -> str:
-    """The run name that was typed, else the form's name, else the study file's and the run name.
-
-    Prefect fills the field for the run name with two words, which somebody may have typed, too.
-    """
-    form, name = flow_run.parameters[PARAMETER], str(flow_run.name)
-    if not re.fullmatch(r"[A-Za-z]+\d*-[A-Za-z]+\d*", name):
-        return name
+    form = flow_run.parameters[PARAMETER]
     filled = form if isinstance(form, dict) else form.model_dump()
-    file = Path(filled.get("study_file") or flow_run.flow_name)
-    return str(filled.get("name") or f"{file.stem} ({name})")[:60]
+    return run_name(str(flow_run.name), filled, str(flow_run.flow_name))

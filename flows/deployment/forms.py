@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -11,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from dynolab.errors import ConfigError
 from flows.flow import FlowParameters, Form
-from flows.parameters.defaults import choices
+from flows.parameters.defaults import choices, default_of
 from flows.parameters.parse import STUDIES, as_change, parse_parameters, read_study
 from flows.parameters.validation import Parameters
 
@@ -21,8 +22,9 @@ OTHER_TRIED, SHARED = "other_values", "shared_settings"
 class FilledForm(BaseModel):
     """Fields of every form; those derived from settings change the study file's.
 
-    Prefect refuses values outside a setting's limits; all else that cannot work ends the run before
-    any work, with a message that names the setting.
+    Prefect refuses values outside a setting's limits, and where `dynolab up` runs it, what the
+    settings' own checks refuse (`checks`). All else that cannot work ends the run before any work,
+    with a message that names the setting.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -98,8 +100,10 @@ def derive_form(title: str, form: Form, parameters: type[BaseModel], file: str) 
     """Derives the form's class: each field has its setting's type, limits and description.
 
     A field has neither null as a type, which Prefect's interface shows as a second tab, nor a
-    default of null, which its server does not take for a default.
+    default of null, which its server does not take for a default. Its description ends with the
+    value that the form's file has.
     """
+    filed = parse_parameters(parameters, read_study(STUDIES / file), file, form.fixed)
     settings = {"name": "name", "project": "project", **form.fields}
     about = {
         "study_file": "Settings to start from; a file of deploy/studies. An empty field below "
@@ -115,12 +119,16 @@ def derive_form(title: str, form: Form, parameters: type[BaseModel], file: str) 
         "the study are Other Values and Shared Settings.",
     } | {
         name: f"Values of {setting} to try, separated by commas. To draw from a range, ten "
-        "trials unless Trials says otherwise, write it like this: low: 1, high: 10."
+        "trials unless Trials says otherwise, write it like this: low: 1, high: 10; whole "
+        "numbers: low: 1, high: 10, integer: true."
         for name, setting in form.tried.items()
     }
     fields: dict[str, Any] = {
         "study_file": (str, Field(file, description=about["study_file"])),
-        **{name: (str, Field("", description=about[name])) for name in form.tried},
+        **{
+            name: (str, Field("", description=about[name] + _filed(file, _tried(filed, setting))))
+            for name, setting in form.tried.items()
+        },
     }
     if form.tried:
         fields |= {
@@ -132,7 +140,8 @@ def derive_form(title: str, form: Form, parameters: type[BaseModel], file: str) 
         kind, description, limits = _setting(owner, setting)
         if name == "objective":
             kind = Literal[form.objectives] if form.objectives else kind
-        description = about.get(name, description)
+        value = reduce(default_of, setting.split("."), filed)
+        description = about.get(name, description) + _filed(file, value)
         fields[name] = (
             kind,
             Field(default_factory=lambda: None, description=description, json_schema_extra=limits),
@@ -142,6 +151,20 @@ def derive_form(title: str, form: Form, parameters: type[BaseModel], file: str) 
     )
     derived.settings, derived.tried = settings, form.tried
     return derived
+
+
+def _filed(file: str, value: Any) -> str:
+    """The end of a field's description: what the file has; nothing for settings without a value."""
+    is_shown = isinstance(value, bool | int | float | str) and value != ""
+    return f" {file} has {value}." if is_shown else ""
+
+
+def _tried(sweep: Any, setting: str) -> str:
+    """The values of a setting that a sweep's file tries."""
+    dimension = sweep.space.get(setting)
+    if dimension is None:
+        return ""
+    return ", ".join(map(str, dimension.values or (dimension.low, "…", dimension.high)))
 
 
 def _setting(parameters: type[BaseModel], setting: str) -> tuple[Any, str, dict[str, Any]]:

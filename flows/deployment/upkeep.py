@@ -14,7 +14,7 @@ from prefect.client.schemas.filters import (
     FlowRunFilterStateType,
     FlowRunFilterTags,
 )
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import DeploymentSchedule, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
@@ -26,6 +26,11 @@ SILENCE = timedelta(minutes=10)
 AUTOMATION = "dynolab: flow runs that fell silent have crashed"
 
 TAG = "dynolab"
+
+
+def schedule_name(schedule: DeploymentSchedule) -> str:
+    """A schedule's name: its slug; one made in the browser gets it from its id."""
+    return schedule.slug or f"schedule-{str(schedule.id)[:8]}"
 
 
 def delete_completed_runs(client: SyncPrefectClient) -> None:
@@ -56,11 +61,12 @@ def close_lost_runs(client: SyncPrefectClient) -> None:
         client.set_flow_run_state(run.id, ended, force=True)
 
 
-def keep_one_late_run(client: SyncPrefectClient) -> None:
-    """Deletes all but the newest of each schedule's runs that came due while no worker ran.
+def keep_one_late_run(client: SyncPrefectClient) -> list[str]:
+    """Deletes all but the newest of each schedule's runs that came due and that no worker began.
 
-    Prints a line for each schedule, which `dynolab up` shows.
+    Returns a line for each schedule that has one.
     """
+    lines = []
     due = FlowRunFilter(
         tags=FlowRunFilterTags(all_=[TAG, "auto-scheduled"]),
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
@@ -74,11 +80,12 @@ def keep_one_late_run(client: SyncPrefectClient) -> None:
             client.delete_flow_run(run.id)
         elif run.expected_start_time and name:
             time = run.expected_start_time.astimezone()
-            print(f"missed  {name}, due at {time:%Y-%m-%d %H:%M}; starts now, once")
+            lines.append(f"missed  {name}, due at {time:%Y-%m-%d %H:%M}; starts now, once")
             seen.add(name)
+    return lines
 
 
-def register_automations(client: SyncPrefectClient, silence: timedelta = SILENCE) -> None:
+def crash_silent_runs(client: SyncPrefectClient, silence: timedelta = SILENCE) -> None:
     """Makes the server crash flow runs without an event for `silence` after a heartbeat.
 
     Their machine and worker are gone. Any event counts, because the event at the end of a run has
@@ -106,10 +113,17 @@ def register_automations(client: SyncPrefectClient, silence: timedelta = SILENCE
             )
         ],
     )
-    existing = client.read_automations_by_name(AUTOMATION)
-    for duplicate in existing[1:]:
-        client.delete_automation(duplicate.id)
-    if existing:
+    register_automation(client, AUTOMATION, automation)
+
+
+def register_automation(
+    client: SyncPrefectClient, name: str, automation: AutomationCore | None
+) -> None:
+    """Makes an automation, or replaces the one of its name; None: there is none of this name."""
+    existing = client.read_automations_by_name(name)
+    for other in existing[1:] if automation else existing:
+        client.delete_automation(other.id)
+    if automation and existing:
         client.update_automation(existing[0].id, automation)
-    else:
+    elif automation:
         client.create_automation(automation)

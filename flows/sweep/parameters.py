@@ -64,6 +64,12 @@ class Dimension(StageConfig):
             )
         return self
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The ends of a range."""
+        assert self.low is not None and self.high is not None
+        return self.low, self.high
+
 
 Direction = Literal["maximize", "minimize"]
 
@@ -109,7 +115,7 @@ class SweepParameters(FlowParameters):
     seed: int = Field(0, ge=0, description="Seed of the sampler.")
     stage: str = Field("preference", description="Step of the flow that has the metric.")
     metric: str = Field(
-        "probe/chosen/logp_per_token",
+        "probe/chosen/logp",
         description="Name of the metric in MLflow; its last value counts.",
     )
     direction: Direction = Field(

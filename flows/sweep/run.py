@@ -22,7 +22,7 @@ from flows.sweep.parameters import SweepParameters
 from flows.sweep.trials import MEASURED, RUN_ID, SweepStudy, short, study_name
 from tasks.runtime.open_platform import open_platform, planning_platform
 from tasks.runtime.stage import Platform
-from tasks.runtime.track.runs import shown_params
+from tasks.runtime.track.runs import STUDY_RUN_TAG, shown_params
 from tasks.runtime.training_monitor import watched_by
 from tasks.runtime.work import StageResult
 
@@ -58,8 +58,18 @@ def check_sweep(parameters: SweepParameters) -> None:
         for name, dimension in parameters.space.items()
     }
     for name, dimension in parameters.space.items():
-        for value in dimension.values or (dimension.low, dimension.high):
+        for value in dimension.values or dimension.ends:
             flow, settings = trial_of(parameters, first_values | {name: value})
+        if dimension.values is None and not dimension.integer:
+            low, high = dimension.ends
+            drawn = low + (high - low) / math.pi  # as a draw is, no whole number
+            try:
+                trial_of(parameters, first_values | {name: drawn})
+            except ConfigError as error:
+                remedy = (
+                    f"draws numbers such as {drawn:.4g} ({error.remedy}); for whole numbers add "
+                )
+                raise ConfigError(f"space.{name}", [low, high], f"{remedy}integer: true") from error
     # Of the last of these trials: all of them have the same steps.
     steps = [step.name for step in flow.plan(settings, planning_platform()).steps]
     check_known("stage", parameters.stage, steps)
@@ -152,7 +162,14 @@ def _run_trial(study: SweepStudy, trial: optuna.Trial, platform: Platform) -> No
         parent=platform.parent_run,
         params=shown_params(settings) | point,
         settings_yaml=settings.as_yaml,
-        tags={"kind": "trial", "flow": "trial", "sweep": sweep.name, "trial": str(trial.number)},
+        tags={
+            "kind": "trial",
+            "flow": "trial",
+            "sweep": sweep.name,
+            "trial": str(trial.number),
+            STUDY_RUN_TAG: f"{study.name}/{trial.number}",
+        },
+        resume_by=STUDY_RUN_TAG,
     )
 
     def watch(stage: str, line: MetricsLine) -> None:

@@ -39,9 +39,6 @@ class SweepStudy:
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.parameters, self.name = parameters, study_name(parameters)
-        self.artifact: Any = None
-        """The table of the trials in Prefect."""
-
         home = own_folder(Settings.from_environment().home)
         address = os.environ.get("DYNOLAB_SWEEPS") or f"sqlite:///{home}/sweeps.db"
         # SQLite's default of five seconds is short for several writers.
@@ -194,10 +191,10 @@ def _distribution(dimension: Dimension) -> optuna.distributions.BaseDistribution
 
     if dimension.values is not None:
         return CategoricalDistribution(dimension.values)
-    assert dimension.low is not None and dimension.high is not None
+    low, high = dimension.ends
     if dimension.integer:
-        return IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log)
-    return FloatDistribution(dimension.low, dimension.high, log=dimension.log)
+        return IntDistribution(int(low), int(high), log=dimension.log)
+    return FloatDistribution(low, high, log=dimension.log)
 
 
 _STATES: dict[str, TrialState] = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}

@@ -14,16 +14,19 @@ from tasks.runtime.launch.devices import hide_other_devices
 from tasks.runtime.stage import Platform
 from tasks.runtime.system.secret_files import own_folder, signing_key
 from tasks.runtime.system.settings import Settings
+from tasks.runtime.track.mlflow_pages import SUMMARY
 from tasks.runtime.track.progress import (
+    FLOW_RUN_TAG,
     PlainLines,
     Progress,
     ProgressArtifacts,
     RichLines,
     inside_prefect_run,
-    link_mlflow_run,
+    is_pause,
+    publish_links,
     run_tags,
 )
-from tasks.runtime.track.runs import RunTracker, Status, left_behind
+from tasks.runtime.track.runs import STUDY_RUN_TAG, RunTracker, Status, left_behind
 from tasks.runtime.track.tracking import Tracking
 
 log = logging.getLogger(__name__)
@@ -123,12 +126,19 @@ def _open_study(
     settings_yaml: str,
     charts: bool,
 ) -> RunTracker:
+    prefect_tags = run_tags()
+    # Retries and resumptions of a run in Prefect go on in its MLflow run.
+    study_run = {STUDY_RUN_TAG: prefect_tags[FLOW_RUN_TAG]} if prefect_tags else {}
     tracker = tracking.start_run(
-        study, tags={**tags, **run_tags()}, params=params, settings_yaml=settings_yaml
+        study,
+        tags={**tags, **prefect_tags, **study_run},
+        params=params,
+        settings_yaml=settings_yaml,
+        resume_by=STUDY_RUN_TAG if study_run else None,
     )
     if charts:
         tracker.describe(trainings=())  # the runs under this one
-    link_mlflow_run(tracker, study, charts=charts)
+    publish_links(SUMMARY, study, {}, tracker=tracker, charts=charts)
     return tracker
 
 
@@ -136,6 +146,8 @@ def _close(platform: Platform, error: BaseException | None) -> None:
     if platform.has_worked and platform.parent_run is not None:
         # KILLED: by Ctrl-C or SIGTERM, which are no `Exception`.
         unfinished: Status = "FAILED" if isinstance(error, Exception) else "KILLED"
+        if is_pause(error):
+            unfinished = "SCHEDULED"
         platform.parent_run.finish("FINISHED" if error is None else unfinished)
     unsent = platform.tracking.close(LAST_SENDING_SECONDS)
     if unsent:

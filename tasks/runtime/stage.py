@@ -24,8 +24,8 @@ from tasks.runtime.keys import canonical, stage_key, without_sources
 from tasks.runtime.launch.devices import own_gpu
 from tasks.runtime.system.scratch import scratch_folder
 from tasks.runtime.system.settings import Settings
-from tasks.runtime.track.progress import Progress, link_mlflow_run, run_tags
-from tasks.runtime.track.runs import RunTracker, Status, shown_params
+from tasks.runtime.track.progress import Progress, publish_links, run_tags
+from tasks.runtime.track.runs import STAGE_KEY_TAG, RunTracker, Status, shown_params
 from tasks.runtime.track.tracking import Tracking
 from tasks.runtime.work import Config, StageResult, Work
 
@@ -213,7 +213,7 @@ def _compute(
     tags = {
         "kind": "stage",
         "stage": stage.name,
-        "stage_key": place.key,
+        STAGE_KEY_TAG: place.key,
         "stage_version": str(stage.version),
         **{f"input.{name}": source.digest for name, source in inputs.items()},
     }
@@ -225,9 +225,9 @@ def _compute(
         parent=parent,
         tags=tags | run_tags(),
         params=shown_params(config),
-        resume_key=None if fresh else place.key,  # of the run to go on with, if one did not end
+        resume_by=None if fresh else STAGE_KEY_TAG,
     )
-    link_mlflow_run(tracker, name)
+    publish_links("mlflow", name, {}, tracker=tracker)
     status: Status = "FAILED"
     try:
         with (

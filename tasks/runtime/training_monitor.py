@@ -62,8 +62,8 @@ class TrainingMonitor:
         self._context = contextvars.copy_context()
         if begin:
             work.progress.note(work.name, f"goes on from step {begin}")
-        self._progress = work.progress.stage(work.name, total_steps)
-        self._progress.step = begin  # `StepReporter` shows no line before it
+        # `StepReporter` shows no line before it.
+        self._progress = work.progress.stage(work.name, total_steps, begin)
         metrics = work.output / "metrics.jsonl"
         self._watched = Watched(work.name, states / STOP)
         # One for each thread: a tail remembers how far it was read.

@@ -17,6 +17,16 @@ Needs Debian's chromium. Prints one JSON object on its last line:
 - `readme_lines`, `readme_platform_lines` (that name a part of the platform); `howtos_checked`:
   pages whose commands `tests/flows/test_readme.py` takes as they stand.
 - `console_errors`: different ones, of all pages on the way.
+- `form_examples_work`: share of the values that forms name as examples with which they are taken;
+  `bad_values_refused_at_entry`: of forms that no run could begin with, how many.
+- `mlflow_rows_per_run`: after a pause, a kill and their resumptions; `names_while_waiting`: a run
+  has its form's name when it is made.
+- `constants_in_compare`: settings that all trials share and that MLflow's comparison shows.
+- `alert_arrives_s`: from a run's failure until a webhook has it.
+- `light_command_s`: the slowest of `path` and `schedule`, which only list.
+- `ready_when_printed`, `summary_first`, `best_on_the_sweeps_row`: deployments, a run's artifacts
+  and MLflow's list are as people look for them.
+- `stumbles_left`: how many of these figures miss their bound; `bars` says which.
 """
 
 from __future__ import annotations
@@ -33,9 +43,10 @@ from pathlib import Path
 from typing import Any
 
 from flows.deployment.deployments import deployments
-from tests.benchmarks.figures import ROOT, report
+from tests.benchmarks.figures import ROOT, report, run_tests
 from tests.browsing import browser_page
 from tests.flows.lab import SMALL, Lab, until
+from tests.flows.test_parameters import BAD_FORMS
 from tests.flows.test_readme import COMMANDS
 from tests.platform.conftest import Platform, platform_of
 from tests.platform.test_browser import Person
@@ -51,6 +62,10 @@ AT_MOST = {
     "params_per_run": 40,
     "readme_lines": 160,
     "console_errors": 0,
+    "mlflow_rows_per_run": 1,
+    "constants_in_compare": 0,
+    "alert_arrives_s": 10,
+    "light_command_s": 1.5,
 }
 AT_LEAST = {
     "schedule_fires": 1,
@@ -59,7 +74,18 @@ AT_LEAST = {
     "same_metric_names": 1,
     "readme_platform_lines": 20,
     "howtos_checked": 8,
+    "form_examples_work": 1,
+    "bad_values_refused_at_entry": len(BAD_FORMS),
+    "names_while_waiting": 1,
+    "ready_when_printed": 1,
+    "summary_first": 1,
+    "best_on_the_sweeps_row": 1,
 }
+NAMES = "test_what_waits_has_the_name_that_it_will_run_under"
+ONE_ROW = "test_a_run_that_is_paused_killed_and_retried_is_one_in_mlflow"
+EXAMPLES = "test_the_examples_of_a_form_are_taken["
+REFUSED = "test_a_form_that_no_run_could_begin_with_is_refused["
+"""Tests whose ends are figures here, too."""
 
 
 def texts() -> dict[str, float]:
@@ -127,6 +153,9 @@ def served(lab: Lab, platform: Platform, page: Any) -> dict[str, Any]:
     created, start = (datetime.fromisoformat(begun[key]) for key in ("created", "start_time"))
     figures["trial_pickup_s"] = (start - created).total_seconds()
     platform.end(run)
+    of_it = {"flow_run_id": {"any_": [run]}}  # asked for as the run's page does
+    first, *_ = platform.api("POST", "artifacts/filter", artifacts=of_it, sort="ID_DESC")
+    figures["summary_first"] = first["key"].startswith("summary-")
 
     file = lab.folder / "sweep_small.yaml"
     shutil.copy(SMALL, lab.folder / "small.yaml")
@@ -152,6 +181,10 @@ def served(lab: Lab, platform: Platform, page: Any) -> dict[str, Any]:
     page.get_by_text(f"Comparing {len(trials)} Runs").first.wait_for()
     shown = page.inner_text("body")
     figures["compare_link_selects_trials"] = all(run.info.run_id in shown for run in trials)
+    constant = trials[0].data.params.items() & trials[1].data.params.items()
+    figures["constants_in_compare"] = sum(f"\n{name}" in shown for name, _ in constant)
+    (sweep,) = (run for run in runs if run.info.run_id == parent)
+    figures["best_on_the_sweeps_row"] = "best.trial" in sweep.data.tags and bool(sweep.data.metrics)
     kinds = ({"kind": "study"}, {"stage": "preference"}, {"kind": "trial"})
     figures["same_metric_names"] = all(
         any(
@@ -164,6 +197,35 @@ def served(lab: Lab, platform: Platform, page: Any) -> dict[str, Any]:
     return figures
 
 
+def tested() -> dict[str, Any]:
+    """What tests on servers of their own find."""
+    files = ("platform/test_up.py", "flows/test_registered.py", "flows/test_parameters.py")
+    ends = run_tests(
+        *(f"tests/{file}" for file in files), "-k", "one_in_mlflow or waits or told or form"
+    )
+    passed = [test["name"] for test in ends if test["end"] == "passed"]
+    seconds = [test["alert_arrives_s"] for test in ends if "alert_arrives_s" in test]
+    examples = [test for test in ends if test["name"].startswith(EXAMPLES)]
+    return {
+        "alert_arrives_s": float(seconds[0]) if seconds else None,
+        "names_while_waiting": NAMES in passed,
+        "mlflow_rows_per_run": 1 if ONE_ROW in passed else None,
+        "form_examples_work": sum(test["name"] in passed for test in examples) / len(examples),
+        "bad_values_refused_at_entry": sum(name.startswith(REFUSED) for name in passed),
+    }
+
+
+def light_command_s(lab: Lab) -> float:
+    """Seconds of the slowest command that only lists."""
+    seconds = []
+    for arguments in (["schedule"], ["path", "data/"]):
+        began = time.monotonic()
+        command = [sys.executable, "-m", "flows.cli", *arguments]
+        subprocess.run(command, cwd=ROOT, env=lab.environment, capture_output=True)
+        seconds.append(time.monotonic() - began)
+    return max(seconds)
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder, browser_page(1400) as (page, errors):
         lab = Lab(Path(folder) / "lab")
@@ -171,7 +233,10 @@ def main() -> None:
         began = time.monotonic()
         with platform_of(lab) as platform:
             figures: dict[str, Any] = {"up_s": time.monotonic() - began}
+            study = platform.api("GET", "deployments/name/study/a-study")
+            figures["ready_when_printed"] = study["status"] == "READY"
             figures |= served(lab, platform, page)
+            figures["light_command_s"] = light_command_s(lab)
         with platform_of(lab):
             kept = schedule(lab)
         figures["schedule_kept_after_restart"] = (
@@ -179,7 +244,11 @@ def main() -> None:
         )
         print("\n".join(set(errors)), file=sys.stderr)
         figures["console_errors"] = len(set(errors))
-    report(figures | texts(), at_least=AT_LEAST, at_most=AT_MOST)
+        figures |= texts() | tested()
+        above = [figures[name] is None or figures[name] > most for name, most in AT_MOST.items()]
+        below = [figures[name] < least for name, least in AT_LEAST.items()]
+        figures["stumbles_left"] = sum([*above, *below])
+    report(figures, at_least=AT_LEAST, at_most=AT_MOST)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.flow_engine import MINIMUM_HEARTBEAT_INTERVAL
 
-from flows.deployment.upkeep import register_automations
+from flows.deployment.upkeep import crash_silent_runs
 from tasks.runtime.launch.devices import LISTED, hold_devices
 from tasks.runtime.servers.service import MLFLOW, PREFECT
 from tests.faults.records import Record, tell
@@ -144,7 +144,7 @@ def test_a_run_that_vanished_with_its_worker_is_crashed_by_the_server(
     platform: Standing, undisturbed: Lab, record_property: Record
 ) -> None:
     with SyncPrefectClient(platform.prefect, httpx_settings={"headers": platform.login}) as client:
-        register_automations(client, timedelta(seconds=MINIMUM_HEARTBEAT_INTERVAL + 10))
+        crash_silent_runs(client, timedelta(seconds=MINIMUM_HEARTBEAT_INTERVAL + 10))
     run = platform.train("vanished")
     platform.lab.pause_start()
     platform.kill_worker()

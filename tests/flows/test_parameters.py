@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from prefect.utilities.schema_tools.validation import ValidationError, validate
 
 from dynolab.errors import ConfigError
 from flows.audit import AuditParameters
-from flows.deployment import deployments as offered
+from flows.deployment.checks import refusals
 from flows.deployment.deployments import PARAMETER, Deployment, deployments
 from flows.deployment.forms import FilledForm
 from flows.grpo import GrpoParameters
@@ -23,6 +22,7 @@ from flows.parameters.parse import STUDIES, load_parameters, parse_parameters
 from flows.registry import FLOWS
 from flows.study.parameters import StudyParameters
 from flows.sweep.parameters import SweepParameters
+from tasks.runtime.servers.run_names import run_name
 
 
 def study(text: str = "", *changes: str, folder: Path | None = None) -> StudyParameters:
@@ -176,10 +176,51 @@ def test_fields_change_the_files_settings() -> None:
     }
 
 
-def test_values_outside_a_settings_limits_are_refused_with_the_form() -> None:
-    for wrong in ({"steps": -5}, {"beta": 0}, {"objective": "none"}):
-        with pytest.raises(ValidationError, match=next(iter(wrong))):
-            validate({PARAMETER: wrong}, KNOWN["preference"].schema, raise_on_error=True)
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("sweep", {"beta": "low: 1, high: 10"}),
+        ("sweep", {"steps": "low: 1, high: 10, integer: true"}),
+        ("sweep", {"other_values": ["sft.steps=20, 40"]}),
+        ("sweep", {"shared_settings": ["preference.steps=60"], "other_settings": ["seed=1"]}),
+        ("study", {"other_settings": ["sft.clip_norm=5"]}),
+    ],
+)
+def test_the_examples_of_a_form_are_taken(name: str, fields: dict[str, Any]) -> None:
+    properties = KNOWN[name].schema["definitions"][f"{name.title()}Form"]["properties"]
+    for field, value in fields.items():
+        example = value if isinstance(value, str) else value[0]
+        assert example in properties[field]["description"]
+    assert refusals(KNOWN[name], fields) == []
+
+
+BAD_FORMS: list[tuple[str, dict[str, Any], str]] = [
+    ("sweep/a-sweep", {"beta": "0.05; half"}, "preference.objective.beta = '0.05; half'"),
+    ("sweep/a-sweep", {"beta": "0.1, -1"}, "preference.objective.beta = -1"),
+    ("sweep/a-sweep", {"beta": "low: 2, high: 1"}, "low must be below high"),
+    ("sweep/a-sweep", {"steps": "low: 1, high: 10"}, "for whole numbers add integer: true"),
+    ("sweep/a-sweep", {"other_values": ["sft.step=1, 2"]}, "sft.step = 1: there is no such"),
+    ("sweep/a-sweep", {"shared_settings": ["preference.steps"]}, "write it as key=value"),
+    ("sweep/a-sweep", {"metric": "probe/chosen/loss"}, "metric = 'probe/chosen/loss'"),
+    ("sweep/a-sweep", {"stage": "tuning"}, "stage = 'tuning': choose one of"),
+    ("sweep/a-sweep", {"trials": 0}, "less than the minimum"),
+    ("study/a-study", {"study_file": "../../pyproject.toml"}, "is outside deploy/studies"),
+    ("study/a-study", {"study_text": "nothing: there"}, "nothing = 'there': there is no such"),
+    ("study/a-study", {"steps": "many"}, "'many'"),
+    ("study/a-study", {"objective": "ipo", "margin": 1.0}, "preference.objective.margin = 1.0"),
+    ("study/a-study", {"other_settings": ["sft.steps=-5"]}, "sft.steps = -5"),
+]
+"""Deployment, fields of its form that cannot work, and what is said of them."""
+
+
+@pytest.mark.parametrize(("name", "fields", "said"), BAD_FORMS)
+def test_a_form_that_no_run_could_begin_with_is_refused(
+    name: str, fields: dict[str, Any], said: str
+) -> None:
+    asked = KNOWN[name.partition("/")[0]]
+    messages = [message for _, message in refusals(asked, fields)]
+    messages += map(str, validate({PARAMETER: fields}, asked.schema))
+    assert any(said in message for message in messages), messages
 
 
 def test_a_sweeps_form_has_fields_for_the_values_to_try() -> None:
@@ -218,14 +259,11 @@ def test_a_run_that_cannot_work_ends_with_one_message() -> None:
         ("Tasty-Sphynx", {"name": "gentle"}, "gentle"),
         ("omicron6-deneb", {"study_file": "sweep_beta.yaml"}, "sweep_beta (omicron6-deneb)"),
         ("fresh-goose", {}, "sweep (fresh-goose)"),
+        ("fresh-goose", "theirs", "fresh-goose"),
     ],
 )
-def test_a_run_has_the_name_that_was_typed(
-    typed: str, filled: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = SimpleNamespace(name=typed, parameters={PARAMETER: filled}, flow_name="sweep")
-    monkeypatch.setattr(offered, "flow_run", run)
-    assert offered._run_name() == name
+def test_a_run_has_the_name_that_was_typed(typed: str, filled: object, name: str) -> None:
+    assert run_name(typed, filled, "sweep") == name
 
 
 def test_an_objective_starts_from_its_defaults() -> None:
@@ -235,22 +273,6 @@ def test_an_objective_starts_from_its_defaults() -> None:
     form = GrpoForm(study_file="grpo_builtin.yaml", objective="simko", advantage_rule="nthr")
     arms = form.parameters(GrpoParameters).arms
     assert arms["chosen"].name == "simko" and arms["grpo"].name == "grpo"
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"margin": 1.0}, "preference.objective.margin = 1.0: there is no such setting"),
-        ({"beta": -1.0}, r"preference.objective.beta = -1.0: .*greater than 0"),
-        ({"study_file": "../../pyproject.toml"}, "study_file = .*: is outside deploy/studies"),
-        ({"study_file": "none.yaml"}, "cannot be read"),
-        ({"study_text": "nothing: there"}, "nothing = 'there': there is no such setting"),
-        ({"other_settings": ["beta"]}, "write it as key=value"),
-    ],
-)
-def test_what_cannot_work_is_refused_with_its_setting(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        PreferenceForm(**{"study_file": BUILTIN, **given}).parameters(StudyParameters)
 
 
 def test_a_study_can_be_written_into_the_form() -> None:

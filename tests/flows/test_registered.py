@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, ClassVar
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -19,19 +22,27 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_CLIENT_CUSTOM_HEADERS,
     temporary_settings,
 )
+from prefect.states import Failed
 
 from dynolab.errors import ConfigError
 from flows import deploy
-from flows.commands import use_platform
+from flows.deployment import alerts, checks
+from flows.deployment.alerts import check_alerts, register_alerts
 from flows.deployment.upkeep import keep_one_late_run
 from flows.parameters.parse import STUDIES
 from flows.schedule import change_schedules
+from flows.up import use_platform
+from tasks.runtime.servers.form_checks import SOCKET
+from tasks.runtime.servers.services import Services
+from tests.faults.records import Record
 from tests.flows.lab import SMALL, until
+from tests.flows.test_parameters import BAD_FORMS
 
 pytestmark = pytest.mark.services
 
@@ -167,9 +178,103 @@ def test_without_a_platform_no_schedule_is_asked_for(
         use_platform()
 
 
+def test_what_waits_has_the_name_that_it_will_run_under(own_server: SyncPrefectClient) -> None:
+    deployment = own_server.read_deployment_by_name("sweep/a-sweep")
+    schedule(SWEEP, DAILY)
+    own_server._client.post(f"/deployments/{deployment.id}/schedule", json={}).raise_for_status()
+    of_it = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[deployment.id]))
+    waiting = own_server.read_flow_runs(flow_run_filter=of_it)
+    assert waiting and all(run.name.startswith("sweep_beta (") for run in waiting)
+    form = {deploy.PARAMETER: {"name": "night"}}
+    run = own_server.create_flow_run_from_deployment(
+        deployment.id, name="Tasty-Sphynx", parameters=form
+    )
+    assert own_server.read_flow_run(run.id).name == "night"
+    schedule(remove="beta")
+
+
+class Webhook(BaseHTTPRequestHandler):
+    """Takes messages, unless its address says otherwise."""
+
+    messages: ClassVar[list[dict[str, str]]] = []
+
+    def do_POST(self) -> None:
+        text = self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(404 if self.path == "/gone" else 200)
+        self.end_headers()
+        self.messages.append(json.loads(text))
+
+
+@pytest.fixture
+def webhook() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Webhook) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_run_that_fails_is_told_within_ten_seconds(
+    own_server: SyncPrefectClient, webhook: str, record_property: Record
+) -> None:
+    check_alerts(webhook)
+    assert Webhook.messages.pop()["subject"] == "Dynolab is up"
+    register_alerts(own_server, webhook)
+    deployment = own_server.read_deployment_by_name("study/a-study")
+    run = own_server.create_flow_run_from_deployment(deployment.id, name="a bad night")
+    own_server.set_flow_run_state(run.id, Failed(message="a rank died"), force=True)
+    began = time.monotonic()
+    until(lambda: Webhook.messages, 10)
+    record_property("alert_arrives_s", time.monotonic() - began)
+    message = Webhook.messages.pop()
+    assert message["subject"] == "a bad night: Failed"
+    assert (
+        message["body"].startswith("a rank died\nhttp://127.0.0.1:")
+        and str(run.id) in message["body"]
+    )
+    register_alerts(own_server, None)
+    assert own_server.read_automations_by_name(alerts.AUTOMATION) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("{webhook}/gone", "it answers 404"),
+        ("http://127.0.0.1:9/secret", "takes no message"),
+        ("http://[secret", "give the address of a webhook"),
+    ],
+)
+def test_an_address_that_takes_no_message_is_said_before_anything_starts(
+    url: str, said: str, webhook: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^--notify = .*{said}") as refused:
+        check_alerts(url.format(webhook=webhook))
+    assert "secret" not in str(refused.value)
+
+
+@pytest.fixture(scope="module")
+def form_checks(started_servers: Services) -> None:
+    Thread(target=checks.serve, args=[started_servers.home], daemon=True).start()
+    until((started_servers.home / SOCKET).exists, 30)
+
+
+def test_a_form_that_no_run_could_begin_with_is_refused_at_its_field(
+    own_server: SyncPrefectClient, form_checks: None
+) -> None:
+    name, fields, said = BAD_FORMS[0]
+    deployment, form = own_server.read_deployment_by_name(name), {deploy.PARAMETER: fields}
+    with pytest.raises(PrefectHTTPStatusError) as refused:
+        own_server.create_flow_run_from_deployment(deployment.id, parameters=form)
+    assert said in refused.value.response.json()["detail"]
+    # As the page asks before it submits.
+    shown = {"schema": deployment.parameter_openapi_schema, "values": form}
+    answer = own_server._client.post("/ui/schemas/validate", json=shown).json()
+    (error,) = answer["errors"][0]["errors"]
+    assert error["property"] == next(iter(fields)) and said in error["errors"][0]
+
+
 @pytest.mark.faults  # waits for Prefect's own loop
 def test_of_runs_that_came_due_while_nothing_ran_one_is_left_and_said(
-    own_server: SyncPrefectClient, capsys: pytest.CaptureFixture[str]
+    own_server: SyncPrefectClient,
 ) -> None:
     often_due = IntervalSchedule(interval=timedelta(seconds=2))
     one = own_server.read_deployment_by_name("study/a-study")
@@ -187,7 +292,7 @@ def test_of_runs_that_came_due_while_nothing_ran_one_is_left_and_said(
 
     until(lambda: len(due()) > 5, 200)
     newest = max(due())
-    keep_one_late_run(own_server)
-    assert capsys.readouterr().out.startswith("missed  often, ")
+    (line,) = keep_one_late_run(own_server)
+    assert line.startswith("missed  often, ")
     assert newest in due() and len(due()) < 5
     schedule(remove="often")

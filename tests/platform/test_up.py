@@ -21,34 +21,47 @@ pytestmark = [pytest.mark.services, pytest.mark.study]
 def test_a_run_from_its_form_and_a_form_that_cannot_work(platform: Platform) -> None:
     text = SMALL.read_text()
     good = platform.start("train/sft", study_text=text, name="from a form", steps=4)
-    bad = platform.start("train/preference", study_text=text, objective="ipo", margin=1.0)
-    assert platform.end(bad) == "Failed"
-    assert "preference.objective.margin = 1.0" in platform.state(bad)["message"]
     assert platform.end(good) == "Completed"
     stages = platform.lab.home / "store" / "stages"
     made = {path.parent.parent.name for path in stages.glob("*/*/COMMITTED")}
     assert made == {"data", "base", "sft"}
-    sft = platform.api("GET", "deployments/name/train/sft")["id"]
-    wrong = {"settings": {"study_file": "builtin.yaml", "steps": "many"}}
+    deployment = platform.api("GET", "deployments/name/train/preference")
+    assert deployment["status"] == "READY"
+    wrong = {"settings": {"study_file": "builtin.yaml", "objective": "ipo", "margin": 1.0}}
     answer = requests.post(
-        f"{platform.prefect}/deployments/{sft}/create_flow_run",
+        f"{platform.prefect}/deployments/{deployment['id']}/create_flow_run",
         json={"parameters": wrong},
         headers=platform.login,
         timeout=30,
     )
-    assert answer.status_code == 409 and "steps" in answer.text
+    assert answer.status_code == 409 and "preference.objective.margin = 1.0" in answer.text
 
 
-def test_a_killed_process_ends_in_mlflow_though_nobody_retries(platform: Platform) -> None:
-    run = platform.start("train/preference", study_text=SMALL.read_text(), name="killed")
-    rank = psutil.Process(platform.lab.pause_preference())
-    engine = next(one for one in rank.parents() if "flow_run_process" in " ".join(one.cmdline()))
-    engine.kill()
-    assert platform.end(run) == "Crashed"
+def test_a_run_that_is_paused_killed_and_retried_is_one_in_mlflow(platform: Platform) -> None:
     user = f":{platform.link('Prefect').partition('?token=')[2]}@"
     mlflow = platform.mlflow.replace("//", f"//{user}")
-    until(lambda: "RUNNING" not in {one.status for one in histories(mlflow, "dynolab", "")}, 30)
-    assert {one.status for one in histories(mlflow, "dynolab", "killed")} == {"KILLED"}
+
+    def statuses(name: str = "killed") -> list[str]:
+        return [history.status for history in histories(mlflow, "dynolab", name)]
+
+    run = platform.start("train/preference", study_text=SMALL.read_text(), name="killed")
+    until(lambda: statuses() == ["RUNNING"], RUN_SECONDS)
+    platform.set_state(run, "PAUSED", "Suspended", pause_reschedule=True)
+    until(lambda: statuses() == ["SCHEDULED"], RUN_SECONDS)
+    platform.api("POST", f"flow_runs/{run}/resume")
+    rank = psutil.Process(platform.lab.pause_preference())
+    engine = next(
+        parent for parent in rank.parents() if "flow_run_process" in " ".join(parent.cmdline())
+    )
+    engine.kill()
+    assert platform.end(run) == "Crashed"
+    until(lambda: "RUNNING" not in statuses(""), 30)
+    assert statuses() == ["KILLED"], "though nobody retries"
+    platform.set_state(run, "SCHEDULED", "AwaitingRetry")
+    until(lambda: platform.state(run)["type"] == "RUNNING", RUN_SECONDS)
+    assert platform.end(run) == "Completed"
+    (history,) = histories(mlflow, "dynolab", "killed")
+    assert history.status == "FINISHED" and "train/loss" in history.values
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -9,6 +9,7 @@ import rich.console
 
 from dynolab.results.study import MetricsLine
 from tasks.runtime.open_platform import make_progress
+from tasks.runtime.track.mlflow_pages import SUMMARY
 from tasks.runtime.track.progress import (
     PlainLines,
     Progress,
@@ -17,9 +18,8 @@ from tasks.runtime.track.progress import (
     StepReporter,
     emit_event,
     inside_prefect_run,
-    link_mlflow_run,
-    link_report,
     outcome_of,
+    publish_links,
     run_tags,
     slug,
 )
@@ -143,10 +143,10 @@ def test_stage_in_a_flow_shows_progress_links_and_events(prefect_server: None) -
         done = progress.stage("dpo", None)
         done.update(7)
         done.close()
-        waiting = link_mlflow_run(tracker, "sft", charts=True)
-        assert waiting is not None
-        waiting.join(30)
-        link_report("sft", "http://mlflow.test/#/page")
+        publish_links("mlflow", "sft", {}, tracker=tracker)
+        publish_links(SUMMARY, "my study", {}, tracker=tracker, seconds=30)
+        link = {"Report": "http://r"}
+        publish_links(SUMMARY, "my study", link, ["y", "n"], tracker, charts=True, seconds=30)
         emitting = emit_event("dynolab.squeeze.alarm", "preference/4f", "preference", {"rise": 5.0})
         assert emitting is not None
         emitting.join(30)
@@ -157,15 +157,15 @@ def test_stage_in_a_flow_shows_progress_links_and_events(prefect_server: None) -
     mine = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[seen["id"]]))
     with get_client(sync_client=True) as client:
         published = {item.key: item for item in client.read_artifacts(artifact_filter=mine)}
-    link, report = published.pop("mlflow-sft"), published.pop("report-sft")
+    link, summary = published.pop("mlflow-sft"), published.pop("summary-my-study")
     assert {key: (item.data, item.description) for key, item in published.items()} == {
         "progress-sft": (25.0, "sft: 50/200 loss 1.5 (failed)"),
         "progress-dpo": (100.0, "dpo: 7 (done)"),
     }
     page = "http://mlflow.test/#/experiments/1/runs"
-    assert f"[MLflow run of sft]({page}/4af1?workflowType=machine_learning)" in link.data
-    assert f"[Charts of sft]({page}?viewStateShareKey=4af1&" in link.data
-    assert report.data == "[Report of sft](http://mlflow.test/#/page)"
+    assert link.data == f"[MLflow run of sft]({page}/4af1?workflowType=machine_learning)"
+    assert f"[Charts of my study]({page}?viewStateShareKey=4af1&" in summary.data
+    assert summary.data.startswith("[Report](http://r) · [MLflow") and "\n\ny\n\nn" in summary.data
     wanted = {"filter": {"event": {"name": ["dynolab.squeeze.alarm"]}}}
     with get_client(sync_client=True) as client:
         # Events reach the server a moment after they are raised.
@@ -200,7 +200,7 @@ def test_outside_of_a_run_there_is_nothing_to_link() -> None:
     tracker: Any = CreatedRun()
     assert not inside_prefect_run()
     assert run_tags() == {}
-    assert link_mlflow_run(tracker, "sft") is None
+    publish_links(SUMMARY, "sft", {}, tracker=tracker)
     assert emit_event("dynolab.squeeze.alarm", "preference/4f", "preference", {}) is None
     (lines,) = make_progress(io.StringIO()).displays
     assert isinstance(lines, PlainLines)

@@ -34,7 +34,8 @@ from pathlib import Path
 from tasks.runtime.track.tracking import Tracking
 uri, outbox, artifact = sys.argv[1:]
 tracking = Tracking(uri, Path(outbox), "killed")
-run = tracking.start_run("stage", tags={}, params={"beta": 0.1}, resume_key="stage-" + outbox)
+run = tracking.start_run("stage", tags={"stage_key": "stage-" + outbox}, params={"beta": 0.1},
+    resume_by="stage_key")
 run.log_artifact(Path(artifact), "plots")
 for step in range(50):
     run.log_metrics({"loss": 1 / (step + 1)}, step)
@@ -56,9 +57,7 @@ def test_a_run_arrives_whole(tracking: Tracking, client: Any, tmp_path: Path) ->
     figure.write_text("<html>force</html>")
     config = {"optimizer": {"lr": 1e-4, "betas": [0.9, 0.95]}, "name": "", "resume": None}
     study = tracking.start_run("study", tags={"kind": "study"}, params={})
-    stage = tracking.start_run(
-        "dpo", parent=study, tags={"data": "x" * 9000}, params=config, resume_key="k1"
-    )
+    stage = tracking.start_run("dpo", parent=study, tags={"data": "x" * 9000}, params=config)
     for step, value in enumerate((0.5, math.nan, math.inf), start=1):
         stage.log_metrics({"train/loss": value, "train/learning_rate": 0.1}, step)
     study.describe((), page=("a1b2", "report/report.html"))
@@ -72,7 +71,7 @@ def test_a_run_arrives_whole(tracking: Tracking, client: Any, tmp_path: Path) ->
     run = client.get_run(stage.run_id)
     assert (run.info.status, run.info.run_name) == ("FINISHED", "dpo")
     assert client.get_run(study.run_id).info.status == "FAILED"
-    assert run.data.tags.items() >= {("mlflow.parentRunId", study.run_id), ("stage_key", "k1")}
+    assert run.data.tags.items() >= {("mlflow.parentRunId", study.run_id)}
     assert len(run.data.tags["data"]) == 8000
     assert run.data.params == {
         "optimizer.lr": "0.0001",
@@ -163,16 +162,17 @@ def test_a_file_is_followed_through_an_outage_and_sent_whole_again(
     assert stage.data.tags["mlflow.parentRunId"] == study.run_id
 
 
-@pytest.mark.parametrize("status", ["FAILED", "FINISHED"])
+@pytest.mark.parametrize("status", ["FAILED", "SCHEDULED", "FINISHED"])
 def test_a_resumed_stage_reopens_its_unfinished_run(
     tracking: Tracking, client: Any, tmp_path: Path, status: Any
 ) -> None:
-    key, file = f"stage-{tmp_path}", tmp_path / "metrics.jsonl"
-    before = tracking.start_run("sft", tags={}, params={"beta": 0.1}, resume_key=key)
+    stage, file = {"stage_key": f"stage-{tmp_path}"}, tmp_path / "metrics.jsonl"
+    resumed = {"params": {"beta": 0.1}, "resume_by": "stage_key"}
+    before = tracking.start_run("sft", tags=stage, **resumed)
     file.write_text("".join(line(step, loss=1.0) + "\n" for step in range(1, 8)))
     follow(file, before)
     before.finish(status)
-    after = tracking.start_run("sft", tags={"try": "2"}, params={"beta": 0.1}, resume_key=key)
+    after = tracking.start_run("sft", tags=stage | {"try": "2"}, **resumed)
     for step in range(6, 11):  # from the checkpoint at step 5
         after.log_metrics({"loss": 9.0, "sparse": 1.0}, step)
     after.finish("FINISHED")

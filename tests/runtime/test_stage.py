@@ -108,7 +108,7 @@ def test_the_run_and_the_manifest_tell_where_it_came_from(
         ("input.data", data.digest),
         ("store.address", result.address),
     }
-    assert (run.options["resume_key"], run.options["params"]) == (result.key, {})
+    assert (run.options["resume_by"], run.options["params"]) == ("stage_key", {})
     manifest = json.loads(run.artifacts["/manifest.json"])
     assert manifest["parents"] == {"data": data.digest}
     assert manifest["mlflow_run_id"] == result.mlflow_run_id == "run-measure"
@@ -167,7 +167,7 @@ def test_fresh_computes_again_and_replaces(platform: Platform) -> None:
     assert fresh.address != first.address
     assert fresh.digest == first.digest
     assert run_stage(MAKE, Make(), {}, platform).address == fresh.address
-    assert runs(platform).runs[-1].options["resume_key"] is None
+    assert runs(platform).runs[-1].options["resume_by"] is None
 
 
 def trainer(fail_at: int | None) -> Stage[Make]:

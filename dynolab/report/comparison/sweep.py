@@ -255,13 +255,13 @@ def write_sweep_page(
         (
             run_name(str(row.number), row.number in best),
             row.state,
-            *(_text(row.settings.get(name, "")) for name in settings),
             *(number(row.values.get(name), 4) for name in metrics),
+            *(_text(row.settings.get(name, "")) for name in settings),
             (row.mlflow_run_id or "")[:8],
         )
         for row in rows
     ]
-    head = ("trial", "ended", *settings.values(), *metrics, "MLflow run")
+    head = ("trial", "ended", *metrics, *settings.values(), "MLflow run")
     words = Words(
         "sweep.html",
         rows=rows,

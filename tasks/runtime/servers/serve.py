@@ -42,16 +42,24 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tasks.runtime.servers.form_checks import check_forms
 from tasks.runtime.servers.guard import Guard
+from tasks.runtime.servers.run_names import name_runs
 from tasks.runtime.system.processes import listening_socket
 from tasks.runtime.system.secret_files import TOKEN, check_token, own_folder
-from tasks.runtime.track.mlflow_pages import EXPERIMENT_TAGS
+from tasks.runtime.track.mlflow_pages import EXPERIMENT_TAGS, SUMMARY
 
 _HOSTS = ("127.0.0.1", "localhost")
 """Host names that a browser on this machine, or behind a forwarded port, uses."""
 
-_PUBLIC = {"prefect": ("/api/health", "/api/ready"), "mlflow": ("/health",)}
-"""Paths for health checks; they reveal nothing but that the server is running."""
+_PUBLIC = {
+    "prefect": ("/api/health", "/api/ready", "/v2/ico/site.webmanifest"),
+    "mlflow": ("/health",),
+}
+"""Paths for health checks, and Prefect's name and icons, for which browsers send no login.
+
+They reveal nothing but that the server is running.
+"""
 
 _REMEMBERED = {
     "mlflow": {
@@ -72,6 +80,10 @@ _ANALYTICS_KEY = b"c97dd2acbf306ab7bf54aca0aeb7ffa1"
 
 With the key, each page asks there for its settings, although the server's analytics are off.
 """
+
+
+_SHOWS_ALL, _SHOWS_DIFFERENT = b"onlyShowParamDiff:!1", b"onlyShowParamDiff:!0"
+"""How MLflow's comparison of runs begins, and how ours does: a switch on the page turns it."""
 
 
 def allowed_hosts() -> tuple[str, ...]:
@@ -96,6 +108,7 @@ def prefect_application(folder: Path, port: int, standing: bool, *, api_only: bo
         "PREFECT_SERVER_API_HOST": "127.0.0.1",
         "PREFECT_SERVER_API_PORT": str(port),
         "PREFECT_UI_API_URL": "/api",  # relative to the address that the browser uses
+        "PREFECT_UI_URL": f"http://127.0.0.1:{port}/v2",  # in alerts
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": "",  # none; by default all
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         # Changing one schedule of a deployment deletes the coming runs of all, until the next loop.
@@ -121,6 +134,9 @@ def prefect_application(folder: Path, port: int, standing: bool, *, api_only: bo
         for name, value in dump_all(self, **options).items()
         if name in self.model_fields_set
     }
+    check_forms(folder.parent)
+    name_runs()
+    sort_artifacts()
     application = create_app(final=True, webserver_only=api_only)
     # Prefect copies its pages there where the library's folder is read only.
     copied = os.environ.get("PREFECT_UI_STATIC_DIRECTORY")
@@ -136,6 +152,22 @@ def prefect_application(folder: Path, port: int, standing: bool, *, api_only: bo
         answer = Response(file.read_bytes().replace(_ANALYTICS_KEY, b""), media_type=kind)
         application.router.routes.insert(0, Route(address, answer))
     return retrying(application)
+
+
+def sort_artifacts() -> None:
+    """Lists a run's artifacts by name, the summary first; their ids, as pages ask, tell nothing."""
+    from prefect.server.database.dependencies import provide_database_interface
+    from prefect.server.schemas.sorting import ArtifactSort
+
+    sort = ArtifactSort.as_sql_sort
+
+    def by_name(self: ArtifactSort) -> Any:
+        if self is not ArtifactSort.ID_DESC:
+            return sort(self)
+        key = provide_database_interface().Artifact.key
+        return [key.startswith(SUMMARY).desc(), key]
+
+    ArtifactSort.as_sql_sort = by_name  # type: ignore[method-assign]
 
 
 def retrying(application: ASGIApp) -> ASGIApp:
@@ -203,6 +235,16 @@ def mlflow_application(folder: Path, port: int, standing: bool) -> Any:
 
     # Its pages ask who is logged in, also without its own login; a 404 is an error in the console.
     app.router.routes.insert(0, Route("/ajax-api/2.0/mlflow/users/current", JSONResponse({})))
+    # A comparison begins with the parameters that differ.
+    folder_of_pages = Path(constants.__file__).parent / "js" / "build"
+    for script in folder_of_pages.glob("static/js/*.chunk.js"):
+        code = script.read_bytes()
+        if _SHOWS_ALL in code:
+            answer = Response(
+                code.replace(_SHOWS_ALL, _SHOWS_DIFFERENT), media_type="text/javascript"
+            )
+            address = f"/static-files/{script.relative_to(folder_of_pages)}"
+            app.router.routes.insert(0, Route(address, answer))
     return app
 
 

@@ -21,6 +21,9 @@ DESCRIPTION_TAG = "mlflow.note.content"
 PAGE_FOLDER = "report"
 """The folder of a page among the artifacts of the run that made it."""
 
+SUMMARY = "summary"
+"""Begins the key of Prefect's artifact that leads on from a run, which is listed first."""
+
 _IS_TRAINING = "metrics.`train/learning_rate` >= 0"
 
 CHARTS = {
@@ -41,11 +44,11 @@ CHARTS = {
 
 
 COLUMNS = (
-    "params.`preference.objective.name`",
-    "params.`preference.objective.beta`",
     "metrics.`probe/chosen/logp`",
     "metrics.`squeeze/gap`",
     "metrics.`train/margin`",
+    "params.`preference.objective.beta`",
+    "params.`preference.objective.name`",
     "attributes.`Duration`",
 )
 """Columns of the list of runs, where the address names a view."""

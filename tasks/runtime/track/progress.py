@@ -14,12 +14,13 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import count
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from dynolab.costs.machines import duration
-from tasks.runtime.track.mlflow_pages import charts_page, run_page
+from tasks.runtime.track.mlflow_pages import SUMMARY, charts_page, run_page
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -61,9 +62,11 @@ class StageProgress:
     stage ends.
     """
 
-    def __init__(self, name: str, total_steps: int | None, displays: tuple[Display, ...]) -> None:
+    def __init__(
+        self, name: str, total_steps: int | None, displays: tuple[Display, ...], step: int = 0
+    ) -> None:
         self.name, self.total_steps, self._displays = name, total_steps, displays
-        self.step, self.text = 0, ""
+        self.step, self.text = step, ""
         self.outcome: Outcome | None = None
         self.ended = threading.Event()
         self.began = time.monotonic()
@@ -114,9 +117,9 @@ class Progress:
     def __init__(self, *displays: Display) -> None:
         self.displays = displays
 
-    def stage(self, name: str, total_steps: int | None) -> StageProgress:
-        """Begin a stage."""
-        stage = StageProgress(name, total_steps, self.displays)
+    def stage(self, name: str, total_steps: int | None, step: int = 0) -> StageProgress:
+        """Begin a stage, of which `step` steps are done."""
+        stage = StageProgress(name, total_steps, self.displays, step)
         stage.show()
         return stage
 
@@ -255,6 +258,15 @@ def inside_prefect_run() -> bool:
     return FlowRunContext.get() is not None or TaskRunContext.get() is not None
 
 
+def is_pause(error: BaseException | None) -> bool:
+    """Whether Prefect ends this run because somebody pauses it, to resume it later."""
+    if "prefect" not in sys.modules:
+        return False
+    from prefect.exceptions import Pause
+
+    return isinstance(error, Pause)
+
+
 def run_tags() -> dict[str, str]:
     """Tags that link an MLflow run to the current Prefect run; {} outside of one."""
     if not inside_prefect_run():
@@ -269,43 +281,64 @@ def run_tags() -> dict[str, str]:
     return {key: value for key, value in tags.items() if value}
 
 
-def link_mlflow_run(
-    tracker: RunTracker, name: str, *, charts: bool = False
-) -> threading.Thread | None:
-    """Publish a link artifact in Prefect once MLflow has created the run.
+def publish_links(
+    kind: str,
+    name: str,
+    links: Mapping[str, str],
+    lines: Sequence[str] = (),
+    tracker: RunTracker | None = None,
+    *,
+    charts: bool = False,
+    seconds: float = 0.0,
+) -> None:
+    """Publish an artifact `KIND-NAME` of the current Prefect run, or renew its summary.
 
-    `charts`: link to the charts of its stages, too. Returns the waiting thread (a caller about to
-    exit may join it); None outside of a Prefect run.
+    **Arguments:** `links`: title → address. `lines`: Markdown below them. `tracker`: the run in
+    MLflow, which a link leads to once it is created, and with `charts` one to the charts of its
+    stages. `seconds`: limit on waiting for all of this.
     """
     if not inside_prefect_run():
-        return None
+        return
+    key, number = f"{kind}-{slug(name)}", next(_numbers)
+    _newest[key] = number
 
     def publish() -> None:
-        if not tracker.wait_created(LINK_SECONDS):
+        addresses = dict(links)
+        if tracker is not None and not tracker.wait_created(LINK_SECONDS):
             log.warning("no link in Prefect: MLflow did not create the run of %s in time", name)
-        elif run := tracker.run:
-            links = {f"MLflow run of {name}": f"{tracker.server}/{run_page(run)}"}
+        elif tracker is not None and (run := tracker.run):
+            addresses[f"MLflow run of {name}"] = f"{tracker.server}/{run_page(run)}"
             if charts:
-                links[f"Charts of {name}"] = f"{tracker.server}/{charts_page(run)}"
-            _publish_links(f"mlflow-{slug(name)}", links)
+                addresses[f"Charts of {name}"] = f"{tracker.server}/{charts_page(run)}"
+        linked = " · ".join(f"[{title}]({address})" for title, address in addresses.items())
+        with _publishing:
+            if _newest[key] == number and (linked or lines):
+                _publish_text(key, [linked, *lines])
 
-    return _in_background(f"mlflow-link-{name}", publish)
-
-
-def link_report(name: str, address: str) -> None:
-    """Publish a link artifact that leads to a finished run's page; nothing outside of a run."""
-    if inside_prefect_run():
-        links = {f"Report of {name}": address}
-        key = f"report-{slug(name)}"
-        _in_background(key, partial(_publish_links, key, links)).join(CLOSE_SECONDS)
+    _in_background(key, publish).join(seconds)
 
 
-def _publish_links(key: str, links: Mapping[str, str]) -> None:
+_publishing = threading.Lock()
+_newest: dict[str, int] = {}  # key of an artifact → number of its newest text
+_numbers = count()
+
+
+def _publish_text(key: str, lines: Sequence[str]) -> None:
     from prefect.artifacts import create_markdown_artifact
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import ArtifactUpdate
+    from prefect.client.schemas.filters import ArtifactFilter
+    from prefect.runtime import flow_run
 
-    text = " · ".join(f"[{title}]({address})" for title, address in links.items())
-    # Prefect's pages render the description as Markdown, too, and show it first.
-    create_markdown_artifact(text, key, text)
+    # As the description, which Prefect's pages render, too: what is behind it takes a click more.
+    text = "\n\n".join(filter(None, lines))
+    mine = {"key": {"any_": [key]}, "flow_run_id": {"any_": [flow_run.id]}}
+    with get_client(sync_client=True) as client:
+        earlier = client.read_artifacts(artifact_filter=ArtifactFilter.model_validate(mine))
+        if earlier and key.startswith(SUMMARY):  # of this process, or of an attempt before it
+            client.update_artifact(earlier[0].id, ArtifactUpdate(data=text, description=text))
+        else:
+            create_markdown_artifact(text, key, text)
 
 
 def emit_event(

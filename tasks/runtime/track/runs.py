@@ -34,9 +34,11 @@ log = logging.getLogger(__name__)
 
 OUTBOX_TAG = "dynolab.outbox"  # of an MLflow run: the folder that it was created from
 STAGE_KEY_TAG = "stage_key"
+STUDY_RUN_TAG = "dynolab.run"  # of a study or a trial: whose attempts are one MLflow run
 PARENT_TAG = "mlflow.parentRunId"
 
-Status = Literal["FINISHED", "FAILED", "KILLED"]
+Status = Literal["FINISHED", "FAILED", "KILLED", "SCHEDULED"]
+"""SCHEDULED: it waits to be resumed."""
 
 SHOWN_PARAMS = 40  # of a run
 PARAM_LENGTH = 6000  # characters: MLflow's limit for a value
@@ -63,7 +65,9 @@ class Record:
 
     tags: dict[str, str]
     params: dict[str, str]
-    resume_key: str | None = None
+    resume_by: str | None = None
+    """Name of the tag that tells the run to go on with."""
+
     parent: str | None = None
     """Name of the parent's folder."""
 
@@ -87,6 +91,7 @@ class Record:
     def read(cls, folder: Path) -> Record:
         """Read a folder's record; **Raises** `ValueError` or `TypeError` if it is not one."""
         content = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        content.pop("resume_key", None)  # of an earlier version
         run = content["run"]
         return cls(**content | {"run": run and Run(**run)})
 

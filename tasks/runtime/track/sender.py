@@ -35,7 +35,6 @@ from tasks.runtime.track.mlflow_pages import (
 from tasks.runtime.track.runs import (
     OUTBOX_TAG,
     PARENT_TAG,
-    STAGE_KEY_TAG,
     Run,
     RunTracker,
     now_ms,
@@ -207,11 +206,11 @@ class Sender:
             elif (self.outbox / record.parent).exists():
                 return None
         # This folder's run, which a sender created before it ended; else the one that an earlier
-        # attempt at the same stage left; else a new one.
+        # attempt left; else a new one.
         run = self._find_run(experiment, f"tags.`{OUTBOX_TAG}` = '{name}'")
-        if run is None and record.resume_key:
-            same_stage = f"tags.`{STAGE_KEY_TAG}` = '{record.resume_key}'"
-            run = self._find_run(experiment, f"{same_stage} and attributes.status != 'FINISHED'")
+        if run is None and record.resume_by:
+            same_tag = f"tags.`{record.resume_by}` = '{record.tags[record.resume_by]}'"
+            run = self._find_run(experiment, f"{same_tag} and attributes.status != 'FINISHED'")
             record.reopened = run is not None
         record.tags[OUTBOX_TAG] = name
         if run is None:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.runtime.track.runs import (
     PARAM_LENGTH,
-    STAGE_KEY_TAG,
     TAG_LENGTH,
     Record,
     RunTracker,
@@ -75,26 +74,25 @@ class Tracking:
         tags: Mapping[str, str],
         params: Mapping[str, Any],
         settings_yaml: str = "",
-        resume_key: str | None = None,
+        resume_by: str | None = None,
     ) -> RunTracker:
         """Begin a run; returns at once, whether the server answers or not.
 
         `settings_yaml`: text of its artifact `settings.yaml`.
 
-        With `resume_key`, reopens the newest run tagged `stage_key` = `resume_key` that is not
-        FINISHED, and skips metric steps that it already has; if there is none, creates one with
-        that tag. Nested `params` become dotted names.
+        With `resume_by`, the name of one of the tags, reopens the newest run with the same tag that
+        is not FINISHED, and skips metric steps that it already has; if there is none, creates one.
+        Nested `params` become dotted names.
         """
         # Names sort by age: a resumed run must be sent after its predecessor.
         folder = self.outbox / f"{time.time_ns():020d}-{uuid.uuid4().hex[:12]}"
-        stage_tag = {STAGE_KEY_TAG: resume_key} if resume_key else {}
         record = Record(
             self.experiment,
             name,
             began=now_ms(),
-            tags={"mlflow.user": _user()} | clipped(tags, TAG_LENGTH) | stage_tag,
+            tags={"mlflow.user": _user()} | clipped(tags, TAG_LENGTH),
             params=clipped(dict(flat(params)), PARAM_LENGTH),
-            resume_key=resume_key,
+            resume_by=resume_by,
             parent=parent.folder.name if parent else None,
         )
         folder.mkdir(parents=True, mode=0o700)
