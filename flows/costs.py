@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dynolab.costs.machines import Machine, StageCost
 from dynolab.data.sources.config import rows_line
@@ -13,9 +13,6 @@ from flows.flow import Step
 from tasks.base import BaseConfig
 from tasks.shared.cost_inputs import Inputs
 from tasks.shared.costs import Costs
-
-if TYPE_CHECKING:
-    pass
 
 
 class PlannedCosts:
