@@ -17,6 +17,7 @@ from dynolab.statistics import (
     band,
     bootstrap,
     clear,
+    lds,
     mean_interval,
     over_seeds_and_pairs,
     partial_rank_correlation,
@@ -229,6 +230,29 @@ def test_few_pairs_have_no_interval_over_seeds_and_pairs() -> None:
     single = over_seeds_and_pairs(mean_of, [["a"], ["a"]])
     assert single.mean == 2 and math.isnan(single.low) and single.pairs == 1
     assert over_seeds_and_pairs(mean_of, [[], []]).n == 0
+
+
+def test_the_interval_of_two_seeds_on_the_same_pairs_by_hand() -> None:
+    # Means 3 and 2: s²/2 = 1/4. Cov(T_1, T_2) = Cov((1, 2, 6), (1, 1, 4)) / 3 = 4.5 / 3.
+    values = np.array([[1.0, 2, 6], [1, 1, 4]])
+    interval = over_seeds_and_pairs(
+        lambda seed, at: values[seed][at].mean(-1), [["a", "b", "c"]] * 2
+    )
+    half = np.hypot(12.7062 * 0.5, 1.96 * 1.5**0.5)
+    assert (interval.mean, interval.n, interval.pairs) == (2.5, 2, 3)
+    assert interval.high - interval.mean == pytest.approx(half, rel=1e-4)
+
+
+def test_a_datamodeling_score_has_an_interval_over_groups() -> None:
+    rng = np.random.default_rng(0)
+    predicted, measured = rng.normal(size=(2, 4, 100))
+    score, low, high = lds(predicted, measured)
+    assert score == pytest.approx(rank_correlation(predicted, measured).mean())
+    # Four values, each with a rank correlation of standard error 1/√99.
+    assert (high - low) / 2 == pytest.approx(1.96 / (99 * 4) ** 0.5, rel=0.3)
+    assert low < score < high
+    assert lds(predicted, predicted) == pytest.approx((1, 1, 1))
+    assert np.isnan(lds(predicted[:, :2], measured[:, :2])).all()
 
 
 def test_percentile_ends_by_hand() -> None:

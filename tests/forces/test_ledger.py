@@ -20,6 +20,7 @@ from dynolab.forces.ledger.functional import Functional, Term, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.responses import step_responses
 from dynolab.forces.ledger.step_account import Later
+from dynolab.forces.ledger.tables import HardestPull, LedgerTables
 from dynolab.objectives import DPOConfig, SFTConfig, build_objective
 from dynolab.objectives.policy_gradient import ClippedConfig
 from dynolab.results.ledger import PER_STEP
@@ -315,6 +316,38 @@ def test_the_hardest_pulls_are_split_into_tokens_that_add_up_to_them(policy, opt
     for functional, own in pulls.items():
         hardest = sorted((key for key in own if own[key] < 0), key=own.__getitem__)[:HARDEST]
         assert {(functional, *key) for key in hardest} <= split
+
+
+def test_tables_name_the_hardest_pull_on_what_fell_most(policy):
+    names = [functional.name for functional in FUNCTIONALS]
+    ledger, tables = Ledger(policy, FUNCTIONALS), LedgerTables(names)
+    assert tables.hardest_pull(names, 100) is None
+    changed, lines, tokens = torch.zeros(len(names)), {}, {}
+    for record in reversed(trained(OPTIMIZERS["sgd momentum"])):
+        step = ledger.enter(record)
+        tables.add(step)
+        changed += step.measured
+        for response, nats in zip(step.responses, step.lines, strict=True):
+            key = response.id, step.step
+            lines[key] = lines.get(key, 0.0) + nats
+            tokens[response.id] = max(tokens.get(response.id, 0), len(response.tokens))
+    worst = int(changed.argmin())
+    assert changed[worst] < 0
+
+    def hardest(examples: Collection[str]) -> HardestPull:
+        of = dict.fromkeys(examples, 0.0)
+        for (name, _), nats in lines.items():
+            if name in of:
+                of[name] += float(nats[worst])
+        puller = min(of, key=of.__getitem__)
+        pulls = {at: float(nats[worst]) for (name, at), nats in lines.items() if name == puller}
+        return HardestPull(names[worst], puller, min(pulls, key=pulls.__getitem__))
+
+    assert tables.hardest_pull(names, 100) == hardest(tokens)
+    room = sorted(tokens.values())[len(tokens) // 2] - 1
+    short = [name for name in tokens if tokens[name] <= room]
+    assert tables.hardest_pull(names, room) == hardest(short or tokens)
+    assert tables.hardest_pull(names, 0) == hardest(tokens)  # none is that short
 
 
 def test_pulls_are_split_while_they_are_among_the_hardest():

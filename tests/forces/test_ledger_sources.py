@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -126,16 +128,18 @@ def test_every_step_stands_for_itself_where_all_are_taken():
     assert sampled_steps([4, 5], 10, seed=0) == {4: 1, 5: 1}
 
 
+@pytest.mark.parametrize("every", [2, 10])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_ends_are_taken_and_each_stretch_has_a_step(seed):
+def test_the_ends_are_taken_and_each_stretch_has_a_step(seed, every):
     steps = list(range(0, 200, 2))
-    weights = sampled_steps(steps, 10, seed)
+    weights = sampled_steps(steps, every, seed)
+    assert len(weights) == 2 + math.ceil(98 / every)
     assert list(weights) == sorted(weights)
     assert weights[0] == weights[198] == 1
     assert sum(weights.values()) == len(steps)
     inner = list(weights)[1:-1]
     for number, step in enumerate(inner):
-        assert step in steps[1 + 10 * number : 11 + 10 * number]
+        assert step in steps[1 + every * number : 1 + every * (number + 1)]
 
 
 def test_an_estimate_is_unbiased_and_its_interval_holds_the_total():

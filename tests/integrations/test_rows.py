@@ -13,6 +13,7 @@ import torch
 from datasets import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from dynolab.forces.ledger.forwards import Forward, draws_of
 from dynolab.integrations.callback import ProbeCallback
 from dynolab.integrations.random_states import undisturbed
 from dynolab.integrations.rows import BatchRows
@@ -203,3 +204,16 @@ def test_a_transform_is_run_with_random_states_of_its_own(tmp_path: Path) -> Non
     before = random.getstate(), mine.getstate()
     ProbeCallback(trainer, every=1)
     assert calls and before == (random.getstate(), mine.getstate())
+
+
+def test_a_forward_s_sequences_are_without_padding_and_begin_at_the_first_label() -> None:
+    ids, mask = torch.tensor([[5, 6, 7, 0]]), torch.tensor([[1, 1, 1, 0]])
+    labels = torch.tensor([[-100, -100, 7, -100]])
+
+    def sequences(**named: torch.Tensor) -> list[tuple[tuple[int, ...], int]]:
+        return list(Forward((), {"input_ids": ids, **named}, draws_of(ids.device)).sequences())
+
+    assert sequences() == [((5, 6, 7, 0), 0)]
+    assert sequences(attention_mask=mask) == [((5, 6, 7), 0)]
+    assert sequences(attention_mask=mask, labels=labels) == [((5, 6, 7), 2)]
+    assert sequences(labels=torch.full_like(labels, -100)) == [((5, 6, 7, 0), 0)]
