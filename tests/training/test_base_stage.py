@@ -37,7 +37,7 @@ class Shown:
         self.began: list[tuple[str, int | None]] = []
         self.ended: list[str] = []
 
-    def stage(self, name: str, total_steps: int | None) -> Shown:
+    def stage(self, name: str, total_steps: int | None, step: int = 0) -> Shown:
         self.began.append((name, total_steps))
         return self
 
