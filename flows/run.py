@@ -38,7 +38,7 @@ from tasks.runtime.stage import ADDRESS_TAG, DIGEST_TAG, Platform, run_stage
 from tasks.runtime.system.invocation import invocation
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.mlflow_pages import PAGE_FOLDER, SUMMARY, run_page
-from tasks.runtime.track.progress import CLOSE_SECONDS, publish_links
+from tasks.runtime.track.progress import CLOSE_SECONDS, literal, publish_links
 from tasks.runtime.track.runs import Run, RunTracker, shown_params
 from tasks.runtime.training_monitor import follow
 from tasks.runtime.work import StageResult
@@ -260,7 +260,8 @@ def lead_on(
             page = run_page(Run(made_by, experiment, ""), artifact)
             links[f"Report of {name}"] = f"{server.rstrip('/')}/{page}"
     commands = [f"{kind}: `{command}`" for kind, command in next_commands(flow, name, results)]
-    lines = [*answer_of(platform.store, results[flow.page]), *commands]
+    answer = map(literal, answer_of(platform.store, results[flow.page]))
+    lines = [*answer, *commands]
     publish_links(SUMMARY, name, links, lines, study, charts=bool(trainings), seconds=CLOSE_SECONDS)
 
 

@@ -15,7 +15,7 @@ from tasks.runtime.track.mlflow_pages import (
     compare_page,
     run_page,
 )
-from tasks.runtime.track.progress import CLOSE_SECONDS, publish_links
+from tasks.runtime.track.progress import CLOSE_SECONDS, literal, publish_links
 
 log = logging.getLogger(__name__)
 
@@ -99,13 +99,14 @@ def show_trials(study: SweepStudy, platform: Platform) -> str:
             # MLflow's own pages lead on without its address, Prefect's with it.
             links = {name: f"{run.server}/{page}" for name, page in pages.items()}
     head, *trials = trial_table(study)
-    cells = [head, ["---"] * len(head), *trials]
+    rows_of_table = [map(literal, row) for row in trials]
+    cells = [map(literal, head), ["---"] * len(head), *rows_of_table]
     table = "\n".join(f"| {' | '.join(row)} |" for row in cells)
     publish_links(
         SUMMARY,
         parameters.name,
         links,
-        [text, table],
+        [literal(text), table],
         run,
         charts=True,
         seconds=CLOSE_SECONDS,

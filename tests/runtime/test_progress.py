@@ -18,6 +18,7 @@ from tasks.runtime.track.progress import (
     StepReporter,
     emit_event,
     inside_prefect_run,
+    literal,
     outcome_of,
     publish_links,
     run_tags,
@@ -178,6 +179,11 @@ def test_stage_in_a_flow_shows_progress_links_and_events(prefect_server: None) -
     assert f"prefect.flow-run.{seen['id']}" in related
     assert seen["tags"]["prefect.flow_run_id"] == seen["id"]
     assert seen["tags"]["prefect.flow_run_url"].endswith(seen["id"])
+
+
+def test_names_of_rows_are_shown_and_not_read_as_markdown() -> None:
+    text = "by [a_row](http://x) | `b` <b>, 5.0%"
+    assert literal(text) == r"by \[a\_row\]\(http://x\) \| \`b\` \<b\>, 5.0%"
 
 
 @pytest.mark.services

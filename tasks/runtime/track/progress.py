@@ -414,6 +414,11 @@ def _percent_and_description(stage: StageProgress) -> tuple[float, str]:
     return percent, f"{stage.name}: {state}" + (f" ({stage.outcome})" if stage.outcome else "")
 
 
+def literal(text: str) -> str:
+    """Markdown that shows a text as it is: names of rows in it, which anybody may write, make no link."""
+    return re.sub(r"([\\`*_{}\[\]<>()|#!~&])", r"\\\1", text)
+
+
 def slug(name: str) -> str:
     """Convert `name` to an artifact key: Prefect allows lower-case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
