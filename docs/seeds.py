@@ -62,13 +62,14 @@ def over_seeds(
     figures: list[dict[str, float | None]] = []
     verdicts: list[dict[str, str]] = [table["verdicts"] for table in tables]
     for table in tables:
-        own = {figure: known["mean"] for figure, known in table["estimates"].items()}
+        estimates = {figure: interval["mean"] for figure, interval in table["estimates"].items()}
         ends = ("_low", "_high")  # of an interval over the cases of one run
-        figures.append({k: x for k, x in table["numbers"].items() if not k.endswith(ends)} | own)
+        numbers = {k: x for k, x in table["numbers"].items() if not k.endswith(ends)}
+        figures.append(numbers | estimates)
     shared = [
-        figure for figure in figures[0] if all(own.get(figure) is not None for own in figures)
+        figure for figure in figures[0] if all(run.get(figure) is not None for run in figures)
     ]
-    means = {f: mean_interval(np.array([own[f] for own in figures], float)) for f in shared}
+    means = {f: mean_interval(np.array([run[f] for run in figures], float)) for f in shared}
     for figure, interval in (over_pairs or {}).items():
         if figure in means:
             if not np.isclose(interval.mean, means[figure].mean, atol=1e-6):
@@ -77,10 +78,12 @@ def over_seeds(
                     "name the tables of the runs in this store"
                 )
             means[figure] = interval
-    for figure, known in means.items():
+    for figure, interval in means.items():
         least = 0.0 if WITHIN_0_AND_1.search(figure) else -1.0
         if least == 0 or CORRELATIONS.search(figure):
-            means[figure] = replace(known, low=max(known.low, least), high=min(known.high, 1.0))
+            means[figure] = replace(
+                interval, low=max(interval.low, least), high=min(interval.high, 1.0)
+            )
     return {
         "name": name,
         "seeds": list(seeds),
@@ -91,10 +94,10 @@ def over_seeds(
             for step, made in table["stages"].items()
         },
         "verdicts": {
-            claim: outcome if all(own.get(claim) == outcome for own in verdicts) else "unclear"
+            claim: outcome if all(run.get(claim) == outcome for run in verdicts) else "unclear"
             for claim, outcome in verdicts[0].items()
         },
-        "estimates": {figure: known.as_dict() for figure, known in means.items()},
+        "estimates": {figure: interval.as_dict() for figure, interval in means.items()},
         "numbers": {},
     }
 
@@ -106,14 +109,14 @@ Values = Float[ndarray, " pairs"]
 class Ranked:
     """What one seed's rankings said of the pairs of a split, and what training did to these.
 
-    `texts`: what is in every pair; `given`: by ranking, the one that its partial correlation holds
+    `texts`: what is in every pair; `rivals`: by ranking, the one that its partial correlation holds
     fixed.
     """
 
     texts: tuple[str, ...]
     risks: Mapping[Predictor, Values]
     change: Values
-    given: Mapping[str, Predictor]
+    rivals: Mapping[str, Predictor]
 
     def figure(
         self, name: str, ranking: Predictor, drawn: Int[ndarray, "draws pairs"]
@@ -123,7 +126,7 @@ class Ranked:
         if name == "auc":
             return auc(risk, fall > 0)
         if name == "partial":
-            return partial_rank_correlation(risk, fall, self.risks[self.given[ranking]][drawn])
+            return partial_rank_correlation(risk, fall, self.risks[self.rivals[ranking]][drawn])
         return np.asarray(rank_correlation(risk, fall))
 
 
@@ -158,9 +161,9 @@ def _ranked(store: Store, table: dict[str, Any]) -> dict[Split, Ranked]:
     audited = list(read_rows(_folder(store, table, "audit") / "audit.jsonl", PairAudit))
     data, foreseen = _folder(store, table, "data"), _folder(store, table, "foresight")
     changes = list(read_rows(foreseen / "changes.jsonl", ChosenChange))
-    given: dict[Split, dict[str, Any]] = {"train": {}, "heldout": {}}
+    rivals: dict[Split, dict[str, Any]] = {"train": {}, "heldout": {}}
     for row in read_rows(foreseen / "foresight.jsonl", Foresight):
-        given[row.split][row.ranking] = row.given
+        rivals[row.split][row.ranking] = row.given
     pairs = encoded_pairs(data, _folder(store, table, "base") / "model")
     overlaps = word_overlaps([row for row in audited if (row.split, row.pair_id) in pairs], pairs)
     training_pairs = sum(row.split == "train" for row in audited)
@@ -173,7 +176,7 @@ def _ranked(store: Store, table: dict[str, Any]) -> dict[Split, Ranked]:
             if audited_pair.split == split and (split, audited_pair.pair_id) in changed:
                 row = rows[audited_pair.pair_id]
                 texts.append(str((row.prompt, row.chosen, row.rejected)))
-        ranked[split] = Ranked(tuple(texts), risks, change, given[split])
+        ranked[split] = Ranked(tuple(texts), risks, change, rivals[split])
     return ranked
 
 
@@ -188,9 +191,9 @@ def _folder(store: Store, table: dict[str, Any], step: str) -> Path:
 
 
 if __name__ == "__main__":
-    known = [json.loads(Path(file).read_text()) for file in sys.argv[2:]]
+    tables = [json.loads(Path(file).read_text()) for file in sys.argv[2:]]
     # Runs on another study's results, as those of `judge`, have no seed: they are given in order.
-    order = [i if table["seeds"] is None else table["seeds"] for i, table in enumerate(known)]
+    order = [i if table["seeds"] is None else table["seeds"] for i, table in enumerate(tables)]
     file = ROOT / "deploy" / "studies" / "results" / f"{sys.argv[1]}.json"
-    intervals = rankings_over_pairs(known, open_store(Settings.from_environment()))
-    write_table(over_seeds(sys.argv[1], order, known, intervals), file)
+    intervals = rankings_over_pairs(tables, open_store(Settings.from_environment()))
+    write_table(over_seeds(sys.argv[1], order, tables, intervals), file)

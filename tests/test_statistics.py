@@ -206,18 +206,18 @@ def test_an_interval_over_seeds_and_pairs_covers_as_often_as_it_says(layout: str
     covered, alone, squares = 0, 0, []
     for _ in range(400):
         pairs = rng.normal(0, 2, 200)
-        values = [rng.normal(0, 0.5) + pairs[[*own]] + rng.normal(0, 1, 40) for own in names]
+        values = [rng.normal(0, 0.5) + pairs[[*seed]] + rng.normal(0, 1, 40) for seed in names]
         both = over_seeds_and_pairs(lambda seed, at, of=values: of[seed][at].mean(-1), names)
-        seeds = mean_interval([own.mean() for own in values])
+        seeds = mean_interval([of_seed.mean() for of_seed in values])
         covered += both.low < 0 < both.high
         alone += seeds.low < 0 < seeds.high
         # Student's half over seeds, and the normal one of what these share.
         shared = ((both.high - both.mean) ** 2 - (seeds.high - seeds.mean) ** 2) / 1.96**2
         squares.append(((seeds.high - seeds.mean) / 2.7764) ** 2 + shared)
     # Variance of the mean: of seeds, of pairs by how often each is there, and of single values.
-    counts = np.bincount(np.concatenate([[*own] for own in names]))
-    known = 0.25 / 5 + 4 * ((counts / 200) ** 2).sum() + 1 / 200
-    assert np.mean(squares) == pytest.approx(known, rel=0.1)
+    counts = np.bincount(np.concatenate([[*seed] for seed in names]))
+    variance = 0.25 / 5 + 4 * ((counts / 200) ** 2).sum() + 1 / 200
+    assert np.mean(squares) == pytest.approx(variance, rel=0.1)
     assert covered >= 0.93 * 400
     assert (layout == "nested") == (alone == covered) and (alone < 350) == (layout == "crossed")
     assert both.pairs == (None if layout == "nested" else 40 + 4 * step)

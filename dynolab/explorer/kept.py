@@ -29,8 +29,10 @@ class Background:
                 self._jobs[name] = self._worker.submit(work)
 
     def ahead(self, name: Hashable, pieces: Iterator[Callable[[], object]]) -> None:
-        """Does what may be asked for later, once for a name. Work that is begun meanwhile waits for
-        one piece at most. A piece that cannot be done is left out: who asks for it is told why.
+        """Does what later clicks may ask for, once for a name.
+
+        Work that is begun meanwhile waits for one piece at most. A piece that fails is skipped: a
+        later click that needs it shows the error.
         """
         with self._lock:
             if name in self._ahead:

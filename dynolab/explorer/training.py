@@ -341,7 +341,7 @@ class Training:
         return self.score([encoded])[0]
 
     def _in_batch(self, step: int, question: Asked) -> Asked:
-        """The question without pairs that the step has not: leaving them out asks nothing of it."""
+        """The question about this step: without the pairs that are not in its batch."""
         present = [pair for pair in question.without if pair in self.batches[step]]
         return replace(question, without=tuple(present))
 

@@ -131,21 +131,21 @@ def compare_retrainings(work: Work[CounterfactualConfig]) -> dict[str, float]:
     ledger = read_ledger(work.input_folder("ledger"), work.input_folder("data"))
     estimates = estimates_of(work, ledger)
     with work.shown(len(config.groups)) as progress:
-        whole = ends(work, WHOLE, ledger)
+        ends_with_all = ends(work, WHOLE, ledger)
         seed = config.another_order
         reordered = None if seed is None else ends(work, reseeded(WHOLE, seed), ledger)
         effects: list[Effect] = []
         for number, group in enumerate(config.groups, start=1):
-            measured = less(ends(work, group.name, ledger), whole)
+            measured = less(ends(work, group.name, ledger), ends_with_all)
             forecasts = {
-                estimate: without_lines_of(group, totals, list(whole))
+                estimate: without_lines_of(group, totals, list(ends_with_all))
                 for estimate, totals in estimates.items()
             }
             if group.answer is None and seed is not None and reordered is not None:
                 again = ends(work, reseeded(group.name, seed), ledger)
                 forecasts["another order"] = less(again, reordered)
             for estimate, predicted in forecasts.items():
-                for name in whole:
+                for name in ends_with_all:
                     effect = Effect(
                         group=group.name,
                         functional=name,

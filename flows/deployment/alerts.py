@@ -1,4 +1,4 @@
-"""Alerts: Prefect's server tells of runs that ended, failed or wait, by its own notifications."""
+"""Alerts: Prefect's own notifications send a message when a run ends, fails or waits."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from flows.deployment.upkeep import register_automation
 VARIABLE = "DYNOLAB_NOTIFY"
 """Environment variable with the address that alerts go to."""
 
-AUTOMATION = "dynolab: runs that ended, failed or wait are told"
+AUTOMATION = "dynolab: alerts of runs that ended, failed or wait"
 
 BLOCK = "dynolab-alerts"
 
-TOLD = ("Completed", "Failed", "Crashed", "Cancelled", "Late", "Paused", "Suspended")
-"""Names of the states that are told of; a run is late that waits for a free worker."""
+ALERT_STATES = ("Completed", "Failed", "Crashed", "Cancelled", "Late", "Paused", "Suspended")
+"""States of a run that send an alert. Late: it waits for a free worker."""
 
 
 def alert_block(url: str) -> NotificationBlock:
@@ -53,7 +53,8 @@ def check_alerts(url: str) -> None:
     try:
         with block.raise_on_failure():
             cast(Any, block).notify(
-                "Runs that end, fail or wait are told here.", subject="Dynolab is up"
+                "You will get a message here when a run ends, fails or waits.",
+                subject="Dynolab is up",
             )
     except Exception as error:  # of several libraries; their texts may hold the address
         answer = getattr(error, "response", None)
@@ -72,7 +73,7 @@ def _shown(url: str) -> str:
 
 
 def register_alerts(client: SyncPrefectClient, url: str | None) -> None:
-    """Has the server tell of all runs but the reconciler's; without an address, of none."""
+    """Makes the server send alerts of all runs but the reconciler's; none without an address."""
     automation = None
     if url:
         automation = AutomationCore(
@@ -87,7 +88,7 @@ def register_alerts(client: SyncPrefectClient, url: str | None) -> None:
                     "prefect.resource.name": "!reconcile",
                 },
                 for_each={"prefect.resource.id"},
-                expect={f"prefect.flow-run.{name}" for name in TOLD},
+                expect={f"prefect.flow-run.{name}" for name in ALERT_STATES},
             ),
             actions=[
                 SendNotification(
