@@ -415,7 +415,10 @@ def _percent_and_description(stage: StageProgress) -> tuple[float, str]:
 
 
 def literal(text: str) -> str:
-    """Markdown that shows a text as it is: names of rows in it, which anybody may write, make no link."""
+    """Markdown that shows a text as it is.
+
+    Names of rows in it, which anybody may have written, make no link and no picture.
+    """
     return re.sub(r"([\\`*_{}\[\]<>()|#!~&])", r"\\\1", text)
 
 
