@@ -31,6 +31,7 @@ from dynolab.forces import (
     token_forces,
 )
 from dynolab.forces.function.views import dtype_preserving
+from dynolab.forces.ledger.responses import ResponseLosses
 from dynolab.forces.map import factors
 from dynolab.objectives import (
     SFT,
@@ -204,6 +205,17 @@ def test_autograd_s_force_on_the_logits_is_the_closed_form(unchanged, config, le
     assert (closed - truth).norm() <= (1e-10 if soft else 1e-12) * truth.norm()
     assert closed.sum(-1).abs().max() <= 1e-14 * closed.abs().max() * VOCABULARY  # 1ᵀ G = 0
     assert truth.norm() > 0 or soft
+
+
+@every_loss
+def test_a_responses_terms_are_of_autograd_s_force_at_its_temperature(unchanged, config):
+    objective = build_objective(config)
+    batch = unchanged.batch(objective, 0.7)
+    losses = ResponseLosses(objective, batch, with_terms=True)
+    logits = unchanged.policy.logits({}, batch).detach().requires_grad_()
+    (pulls,) = torch.autograd.grad(losses(logits).sum(), logits)
+    sizes = torch.cat([terms.g_norm for terms in losses.terms])
+    torch.testing.assert_close(sizes, pulls.norm(dim=-1), rtol=1e-10, atol=1e-14)
 
 
 @every_loss

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dynolab.forces.step.optimizers import FrozenUpdate, OptimizerMap, optimizer_map
+from dynolab.forces.step import optimizers
+from dynolab.forces.step.optimizers import FrozenUpdate, OptimizerMap, Removal, optimizer_map
 from dynolab.training.config import OptimizerConfig
 from dynolab.training.step_record import StepFacts
 
@@ -106,3 +107,13 @@ def test_an_optimizer_that_has_not_stepped_has_zeros_for_its_state(name: str) ->
 def test_a_part_of_the_gradient_makes_its_part_of_the_update() -> None:
     update = FrozenUpdate({"w": torch.tensor([2.0, 0.5])})
     assert update.along({"w": torch.tensor([3.0, -4.0])})["w"].tolist() == [-6.0, 2.0]
+
+
+def test_squares_are_of_all_that_is_left_without_each_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns are taken some at a time, and the last ones are fewer."""
+    monkeypatch.setattr(optimizers, "CACHED", 4)  # two columns of two parts
+    gradient = torch.tensor([3.0, 1.0, -2.0, 4.0, 0.0])
+    parts = torch.tensor([[3.0, 0.0, 0.0, 0.0, 5.0], [0.0, 1.0, -2.0, 1.0, 0.0]])
+    update_map = optimizer_map(facts(OPTIMIZERS["sgd"][0], 0), gradient, {}, gradient)
+    removal = Removal(update_map, linear=True, clip_factor=1.0, slopes=parts[:0])
+    assert removal.squares(parts).tolist() == [1 + 4 + 16 + 25, 9 + 9]

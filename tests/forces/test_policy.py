@@ -20,7 +20,7 @@ from dynolab.forces.function.derivatives import (
     measure_derivatives,
 )
 from dynolab.forces.function.views import dtype_preserving, is_rms_norm, log_softmax
-from dynolab.forces.function.weights import cast_like
+from dynolab.forces.function.weights import cast_like, gradients
 from dynolab.likelihood.checked import checks_kept
 from tests.forces.small_models import direction, encoded, llama, neox, relative, weights
 
@@ -52,6 +52,13 @@ def test_weights_that_are_not_a_functions_own_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         cast_like({"w": torch.zeros(2)}, given)
+
+
+def test_gradients_are_of_what_pulls_at_a_value() -> None:
+    w = torch.tensor([2.0, 3.0], requires_grad=True)
+    apart = torch.tensor([1.0], requires_grad=True)
+    found = gradients(w.square(), {"w": w, "apart": apart}, torch.tensor([1.0, -10.0]))
+    assert {name: g.tolist() for name, g in found.items()} == {"w": [4.0, -60.0], "apart": [0.0]}
 
 
 def test_a_call_at_other_weights_leaves_a_module_on_two_paths_as_it_was() -> None:

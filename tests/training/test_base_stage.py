@@ -189,8 +189,13 @@ def loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str
         asked.append(("model", source, revision))
         return load_language_model(folder)
 
+    def usual_reads_otherwise(source: str, revision: str | None, made: Path) -> int:
+        asked.append(("usual tokenizer", source, revision))
+        return 0
+
     monkeypatch.setattr(models.language, "load_tokenizer", tokenizer_of)
     monkeypatch.setattr(models.language, "load_language_model", model_of)
+    monkeypatch.setattr(tasks.base, "auto_reads_otherwise", usual_reads_otherwise)
     return asked
 
 
@@ -203,6 +208,7 @@ def test_a_model_of_the_hub_is_loaded_at_its_commit(
     assert loaded == [
         ("tokenizer", "someone/model", "c" * 40),
         ("model", "someone/model", "c" * 40),
+        ("usual tokenizer", "someone/model", "c" * 40),
     ]
     assert_same_weights(load_language_model(work.output / "model"), make_policy(make_tokenizer()))
 
@@ -212,7 +218,8 @@ def test_a_revision_means_nothing_to_a_folder(
 ) -> None:
     """What stands there is the hash of its content, which no loader could resolve."""
     make_base(bench.work(folder_config(folder)))
-    assert loaded == [("tokenizer", str(folder), None), ("model", str(folder), None)]
+    assert [source for _, source, _ in loaded] == [str(folder)] * 3
+    assert [revision for _, _, revision in loaded] == [None] * 3
 
 
 def test_the_built_in_model_has_no_revision_whatever_folders_there_are(
