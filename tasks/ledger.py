@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from jaxtyping import Float
+from pydantic import Field, field_validator, model_validator
+from torch import Tensor
 
 from dynolab.costs.machines import StageCost
 from dynolab.costs.memory import ledger_copies, recorded_states
-from dynolab.data.encode import Encoder
-from dynolab.data.rows import ProbeRow, read_rows, read_value
+from dynolab.data.encode import Encoded, Encoder
+from dynolab.data.rows import ProbeRow, first_pairs, read_rows, read_value
 from dynolab.data.token_texts import token_string
-from dynolab.errors import ConfigError
+from dynolab.errors import ConfigError, under_field
 from dynolab.forces.ledger.account import Ledger
+from dynolab.forces.ledger.functional import WatchedFunctional
+from dynolab.forces.ledger.measured import Source, measured_means, vocabulary_logps
 from dynolab.forces.ledger.tables import LedgerTables
 from dynolab.forces.ledger.watched import (
-    WatchedFunctional,
+    encoded_answers,
     kind_means,
     sampled_steps,
     single_answers,
 )
 from dynolab.forces.map.token_map import MAP_TOKENS, build_token_map
 from dynolab.results.study import TrainingSummary
+from dynolab.rollouts.rewards import RewardConfig, Rewards
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
@@ -70,6 +76,19 @@ class LedgerConfig(StageConfig):
         exclude_if=lambda is_set: not is_set,
         description="Also map the pull, token by token, that lowered the answer that fell most.",
     )
+    # Excluded without any, as `token_map`.
+    measures: tuple[Literal["entropy", "kl", "margin"], ...] = Field(
+        (),
+        exclude_if=lambda measures: not measures,
+        description="Also accounted for: entropy of the next token and KL to the model that the "
+        "training began with, over the chosen answers' tokens; margin of chosen over rejected.",
+    )
+    rewards: tuple[RewardConfig, ...] = Field(
+        (),
+        exclude_if=lambda rewards: not rewards,
+        description="Also accounted for: what moved the mean of these rules' rewards over the "
+        "watched answers, by the gradient of log π.",
+    )
     batch_tokens: int | None = Field(
         None,
         ge=1,
@@ -82,6 +101,14 @@ class LedgerConfig(StageConfig):
         description="Of records and resume states at once, where so many are enough; more needs "
         "fewer replays' starts. Default: half of what is free, 2 GiB at least.",
     )
+
+    @field_validator("rewards")
+    @classmethod
+    def _check_rewards(cls, rewards: tuple[RewardConfig, ...]) -> tuple[RewardConfig, ...]:
+        if rewards:
+            with under_field("rewards"):
+                Rewards(rewards)
+        return rewards
 
 
 class LedgerJob(LedgerConfig):
@@ -188,6 +215,7 @@ def watched(work: Work[LedgerJob], encoder: Encoder) -> list[WatchedFunctional]:
     trained, config = work.input_folder("trained"), work.config
     every = [
         *kind_means(rows, encoder, config.pairs),
+        *_measured(work, rows, encoder),
         *single_answers(rows, encoder, "train", moved_most(trained, "train", config.answers)),
         *single_answers(
             rows, encoder, "heldout", moved_most(trained, "heldout", config.heldout_answers)
@@ -196,6 +224,23 @@ def watched(work: Work[LedgerJob], encoder: Encoder) -> list[WatchedFunctional]:
     if not every:
         raise ConfigError("ledger.pairs", work.config.pairs, "no watched answer fits the context")
     return every
+
+
+def _measured(
+    work: Work[LedgerJob], rows: Sequence[ProbeRow], encoder: Encoder
+) -> list[WatchedFunctional]:
+    """The measures that are asked for, over the answers of the same pairs as the means."""
+    config = work.config
+    kinds = [*config.measures, *(["reward"] if config.rewards else [])]
+    if not kinds:
+        return []
+
+    def reference(answers: Sequence[Encoded]) -> list[Float[Tensor, "tokens vocabulary"]]:
+        return vocabulary_logps(load_policy(work.input_folder("model", "model")), answers)
+
+    source = Source(reference, Rewards(config.rewards) if config.rewards else None)
+    answers = encoded_answers(first_pairs(rows, config.pairs), encoder)
+    return measured_means(kinds, answers, source, "ledger.measures")
 
 
 def _keep(work: Work[LedgerJob], ledger: Ledger, tables: LedgerTables, done: int) -> None:
@@ -232,7 +277,9 @@ def estimate(costs: Costs, config: LedgerJob, _: Reads) -> StageCost:
     again = costs.training(training.model_copy(update={"probe_every": 0}))
     responses = training.batch_size * getattr(training, "completions", 2)
     single_answers = config.answers + config.heldout_answers
-    answers = costs.inputs.functionals * config.pairs + 4 * single_answers + 2 * responses
+    measures = 2 * (len(config.measures) + 2 * bool(config.rewards))  # of both splits
+    functionals = costs.inputs.functionals + measures
+    answers = functionals * config.pairs + 4 * single_answers + 2 * responses
     entered = -(-training.steps // config.every)
     cost = costs.passes(entered * answers * costs.answer)
     every_step = config.every == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,12 @@ from dynolab.data.rows import Example, ProbeRow
 from dynolab.errors import check_installed, check_settings
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.ledger.entries import StepAccount
+from dynolab.forces.ledger.functional import WatchedFunctional
 from dynolab.forces.ledger.grouped import GroupedGradients
+from dynolab.forces.ledger.measured import Source, measured_means
 from dynolab.forces.ledger.tables import part_metrics
 from dynolab.forces.ledger.trainer_passes import TrainerPasses
 from dynolab.forces.ledger.watched import (
-    WatchedFunctional,
     check_kinds,
     mean_of,
     training_means,
@@ -37,6 +39,7 @@ from dynolab.integrations.optimizer import (
     around_next_step,
 )
 from dynolab.integrations.pace import Pace
+from dynolab.integrations.reference import reference_logps
 from dynolab.integrations.rows import BatchRows, Sequenced
 from dynolab.integrations.self_check import SelfCheck
 from dynolab.integrations.sequence_names import SequenceNames
@@ -56,6 +59,7 @@ from dynolab.integrations.trained import (
 )
 from dynolab.integrations.trainer_step import ROUNDED, BeforeStep, TrainerStep
 from dynolab.results.study import ARGMAX
+from dynolab.rollouts.rewards import Reward, RewardConfig, Rewards
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
@@ -100,8 +104,11 @@ class ForceCallback(Watching):
       measures what one takes; further ones are spaced by it. What they take is logged once.
     - `every`: optimizer steps between accounts, in place of a share.
     - `kinds`: of the watched answers; each has an account. Default: those of chosen and rejected
-      ones that are watched.
+      ones that are watched. Further ones are measured at them (`dynolab.results.ledger.MEASURED`):
+      `entropy`, `kl`, `margin`, `reward`.
     - `pairs`: watched pairs, the first ones, whose answers are averaged.
+    - `reward`: for kind `reward`: `(prompt, answers, row) -> one number an answer`, or the name of
+      one of the rules of `dynolab.rollouts.rewards`.
     - `folder`: default: `ledger` in the trainer's output folder. Each account is there when it is
       made, a resumed training goes on in it, and a second training has `ledger-2`.
 
@@ -118,6 +125,7 @@ class ForceCallback(Watching):
         every: int | None = None,
         kinds: Sequence[str] | None = None,
         pairs: int = 8,
+        reward: Reward | str | None = None,
         folder: Path | None = None,
     ) -> None:
         check_installed("ForceCallback", "plotly", "report")  # for the page, after training
@@ -125,12 +133,14 @@ class ForceCallback(Watching):
         _check_settings(trainer)
         self.trainer, self.pace = trainer, Pace(share, every)
         self.folder = folder or Path(str(trainer.args.output_dir)) / "ledger"
+        rule = Rewards([RewardConfig(name=reward)]) if isinstance(reward, str) else reward
+        source = Source(partial(reference_logps, trainer), rule)
         if rows is None:
-            self._watched = _evaluated(trainer, kinds, pairs)
+            self._watched = _evaluated(trainer, kinds, pairs, source)
         else:
             encoder = Encoder(trainer.processing_class, context_of(trainer), "drop")  # type: ignore[arg-type]
             chosen_kinds = kinds or ("chosen", "rejected")
-            self._watched = training_means(chosen_kinds, rows, encoder, pairs, "kinds")
+            self._watched = training_means(chosen_kinds, rows, encoder, pairs, "kinds", source)
         self._examples = examples
         # What was asked for; `folder` becomes that of the training at hand, such as `ledger-2`.
         self._folder = self.folder
@@ -419,7 +429,7 @@ def _check_settings(trainer: Trainer) -> None:
 
 
 def _evaluated(
-    trainer: Trainer, kinds: Sequence[str] | None, pairs: int
+    trainer: Trainer, kinds: Sequence[str] | None, pairs: int, source: Source
 ) -> list[WatchedFunctional]:
     """The means over the answers that the trainer evaluates, or trains on, by kind."""
     rows, sequences = watched_answers(trainer, pairs)
@@ -431,7 +441,7 @@ def _evaluated(
     check_kinds(kinds, as_training, "kinds")
     means = []
     for kind in kinds:
-        source = "chosen" if kind == ARGMAX else kind
-        of_kind = [answer for answer in answers if answer[0].kind == source]
+        answered = "chosen" if kind == ARGMAX else kind
+        of_kind = [answer for answer in answers if answer[0].kind == answered]
         means += mean_of(f"{rows[0].split}/{kind}", kind, of_kind)
-    return means
+    return means + measured_means(kinds, answers, source, "kinds")

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from dynolab.data.batches import by_length
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.function.views import View
-from dynolab.forces.ledger.functional import Functional
+from dynolab.forces.ledger.functional import Functional, measured_tokens
+from dynolab.forces.ledger.measures import likeliest
 from dynolab.integrations.evaluation import has_evaluation_weights
 from dynolab.integrations.sharded import local
 from dynolab.integrations.trained import Answer
@@ -49,8 +49,8 @@ def own_scores(
 ) -> Float[Tensor, " functionals"]:
     """The functionals by a forward pass of the trainer's own model, with its hooks and wrappers.
 
-    In eval mode and the training's arithmetic; NaN for what the likeliest tokens decide, and where
-    the model gives no logits.
+    In eval mode and the training's arithmetic; NaN for what the likeliest tokens decide, which
+    rounding may change, and where the model gives no logits.
     """
     model: Any = trainer.model
     terms = [
@@ -68,11 +68,12 @@ def own_scores(
             if logits is None:
                 return torch.full_like(values, torch.nan)
             at_responses = logits[batch.token_row, batch.position].float()
-            logps = View.realised(batch).logps(at_responses).squeeze(-1)
-            sums = batch.sequence_sum(logps.double()).cpu()
+            measures = [terms[member][1].measure for member in members]
+            measured = measured_tokens(measures, batch, at_responses)
+            sums = batch.sequence_sum(measured.double()).cpu()
             for member, total in zip(members, sums, strict=True):
                 place, term = terms[member]
-                values[place] += torch.nan if term.likeliest else term.weight * total
+                values[place] += torch.nan if term.measure == likeliest else term.weight * total
     finally:
         for module, mode in modes.items():
             module.training = mode

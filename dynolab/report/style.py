@@ -191,6 +191,7 @@ class KindStyle:
 
 _ANSWERS, _REPHRASED = "The pair and y*", "Like the chosen"
 _REPHRASED_BAD, _OTHERS, _NOT_LANGUAGE = "Like the rejected", "Unrelated", "Shuffled"
+_MEASURED = "Measured at answers"
 KINDS: dict[str, KindStyle] = {
     "chosen": KindStyle("chosen y⁺", _ANSWERS, CHOSEN, prominent=True),
     "rejected": KindStyle("rejected y⁻", _ANSWERS, REJECTED, prominent=True),
@@ -206,6 +207,10 @@ KINDS: dict[str, KindStyle] = {
     "irr_hum": KindStyle("irr_hum", _OTHERS, _IRRELEVANT, "dot"),
     "random_permute": KindStyle("random_permute", _NOT_LANGUAGE, _NOISE),
     "random_nonhum": KindStyle("random_nonhum", _NOT_LANGUAGE, _NOISE, "dot"),
+    "entropy": KindStyle("entropy", _MEASURED, HISTORY),
+    "kl": KindStyle("KL to the reference", _MEASURED, HISTORY, "dash"),
+    "margin": KindStyle("margin y⁺ − y⁻", _MEASURED, UP),
+    "reward": KindStyle("reward, by log π", _MEASURED, UP, "dash"),
 }
 
 

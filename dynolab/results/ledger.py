@@ -30,6 +30,7 @@ the first and the last step are always there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,14 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from dynolab.data.rows import Row, Split
+
+MEASURED: Mapping[str, str] = {
+    "entropy": "entropy of the next token, a mean over the chosen answers' tokens",
+    "kl": "KL of the policy to the reference, a mean over the chosen answers' tokens",
+    "margin": "log π(chosen) − log π(rejected), a mean over pairs",
+    "reward": "Σ (r − r̄) log π over n watched answers, by n: the gradient of the mean reward r",
+}
+"""Kinds that are measured at answers and are no answer's log-probability, with what they are."""
 
 NOISY = 0.2
 """Share of a functional's path from which on what rounding did makes single lines unreadable."""
@@ -108,7 +117,8 @@ class FunctionalRow(Row):
     """What a ledger accounts for: the mean log-probability of the answers of a kind, or of one.
 
     `pairs` are the ids of the rows whose answers it holds. Of kind `argmax` it is the policy's
-    likeliest token at every position of their chosen answers.
+    likeliest token at every position of their chosen answers; of the kinds of `MEASURED`, what is
+    said there.
     """
 
     name: str
@@ -120,6 +130,11 @@ class FunctionalRow(Row):
     def single(self) -> bool:
         """Whether it is one pair's answer."""
         return self.pairs == (self.name,)
+
+    @property
+    def is_logp(self) -> bool:
+        """Whether it is a mean of log-probabilities, which cannot rise above 0."""
+        return self.kind not in MEASURED
 
 
 class LedgerSummary(Row):
@@ -238,6 +253,11 @@ class FunctionalAccount(Account):
     """The account of the functional that `row` names."""
 
     row: FunctionalRow
+
+    @property
+    def bounded_end(self) -> float:
+        """Its end, of a log-probability, which cannot rise above 0; −∞ of what has no bound."""
+        return self.end if self.row.is_logp else -math.inf
 
 
 def account_of(

@@ -233,7 +233,7 @@ class LedgerReader(Responses):
         change = -lines[np.isin(self.example, list(examples))].sum(0)
         if refilled:
             change += self.refilled(lines, examples)
-        ends = np.array([account.end for account in self.accounts])
+        ends = np.array([account.bounded_end for account in self.accounts])
         changes = within_room(change, ends).tolist()
         names = [account.row.name for account in self.accounts]
         return dict(zip(names, changes, strict=True))

@@ -75,6 +75,12 @@ def plan_removals(parameters: CounterfactualParameters, platform: Platform) -> P
         )
     trained_on = "filter" if study.preference_filter else "data"
     finished = results_of(parameters.study, platform)
+    if study.ledger is not None and (study.ledger.measures or study.ledger.rewards):
+        raise ConfigError(
+            "ledger.measures",
+            study.ledger.measures,
+            "a retraining is compared by its probes' log π; leave measures and rewards out",
+        )
     needed = (study.start, "ledger")
     for name in (trained_on, *needed):
         if name not in finished:

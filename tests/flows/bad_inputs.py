@@ -166,6 +166,8 @@ SETTINGS = [
     _set("forces.pairs=0"),
     _set("preference.best={metric: nothing}", "best.metric = 'nothing'"),
     _set("preference.ledger={kinds: [nothing]}", "ledger.kinds = 'nothing'"),
+    _set("ledger={measures: [anger]}", "ledger.measures.0"),
+    _set("ledger={rewards: [{name: nothing}]}", "ledger.rewards"),
     _set("kernel=everything"),
     _set("sft..steps=3", "--set = 'sft..steps=3'"),
     _set("sft.steps", "--set = 'sft.steps'"),

@@ -10,6 +10,7 @@ from torch import Tensor
 from dynolab.forces import PolicyFunction, View, Weights, record_batch
 from dynolab.forces.function.weights import gradients
 from dynolab.forces.ledger.functional import Functional
+from dynolab.forces.ledger.measures import likeliest
 from dynolab.objectives import build_objective
 from dynolab.training.engine import build_optimizer
 from dynolab.training.step_record import SECOND_MOMENT_AFTER, StepRecord
@@ -110,7 +111,7 @@ def along(functional: Functional, policy: PolicyFunction, at: Weights, push: Wei
     for term in functional.terms:
         batch = policy.batch([term.sequence])
         view = None
-        if term.likeliest:
+        if term.measure == likeliest:
             view = View.argmax(policy.logits(policy.cast(at), batch))
         total += term.weight * float(central_difference(policy, at, push, batch, view=view).sum())
     return total

@@ -18,6 +18,7 @@ from dynolab.forces.ledger.account import COPIES, HARDEST, HardestPulls, Ledger
 from dynolab.forces.ledger.entries import StepAccount
 from dynolab.forces.ledger.functional import Functional, Term, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
+from dynolab.forces.ledger.measures import likeliest
 from dynolab.forces.ledger.responses import step_responses
 from dynolab.forces.ledger.step_account import Later
 from dynolab.forces.ledger.tables import HardestPull, LedgerTables
@@ -55,7 +56,7 @@ OPTIMIZERS = {
 FUNCTIONALS = (
     Functional.mean("chosen", [row.chosen for row in pairs(3)]),
     Functional("another", (Term(encoded(77), 2.0), Term(encoded(78), -0.5))),
-    Functional.mean("likeliest", [row.chosen for row in pairs(2)], likeliest=True),
+    Functional.mean("likeliest", [row.chosen for row in pairs(2)], likeliest),
 )
 
 

@@ -14,6 +14,7 @@ from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, View
 from dynolab.forces.ledger.account import Ledger
 from dynolab.forces.ledger.functional import Functional
+from dynolab.forces.ledger.measures import likeliest
 from dynolab.forces.ledger.metagradient import Metagradient
 from dynolab.objectives import DPOConfig, SFTConfig, build_objective
 from dynolab.training.config import OptimizerConfig
@@ -73,7 +74,7 @@ def value(functional: Functional, policy: PolicyFunction, at) -> Tensor:  # type
     total = torch.zeros((), dtype=policy.dtype)
     for term in functional.terms:
         batch = policy.batch([term.sequence])
-        view = View.argmax(policy.logits(at, batch).detach()) if term.likeliest else None
+        view = View.argmax(policy.logits(at, batch).detach()) if term.measure == likeliest else None
         total = total + term.weight * policy.observed(at, batch, view).sum()
     return total
 

@@ -206,3 +206,27 @@ def test_answers_that_cannot_be_watched_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         ForceCallback(sft(tmp_path), rows, kinds=kinds)
+
+
+@pytest.mark.parametrize("make", [dpo, adapted, grpo, sft])
+def test_what_is_measured_at_answers_adds_up_too(
+    make: Callable[[Path], Trainer], tmp_path: Path
+) -> None:
+    kinds = ("chosen", "entropy", "kl", "margin", "reward")
+    trainer = make(tmp_path)
+    forces = ForceCallback(trainer, probes(), every=1, kinds=kinds, reward="word_overlap")
+    trainer.add_callback(forces)
+    trainer.train()
+    assert not forces.off
+    ledger = read_ledger(forces.folder, forces.folder)
+    assert [account.row.kind for account in ledger.accounts] == list(kinds)
+    assert ledger.summary.closure < 1e-4 and not ledger.summary.checks
+    by_kind = {account.row.kind: account for account in ledger.accounts}
+    # The reference is the model that the training begins with.
+    assert by_kind["kl"].start == pytest.approx(0, abs=1e-6) and by_kind["kl"].end > 0
+    assert 0 < by_kind["entropy"].end < 5
+
+
+def test_a_rule_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no_rule"):
+        ForceCallback(sft(tmp_path), probes(), kinds=("reward",), reward="no_rule")

@@ -179,7 +179,7 @@ def _over_training(training: Training, state: State) -> Forecast | None:
         return None
     if state.metric != "optimizer":
         return None
-    ends = [account.end for account in training.ledger.accounts]
+    ends = [account.bounded_end for account in training.ledger.accounts]
     names = [parts.account_name(row) for row in accounts[0]]
     return Forecast.of(names, accounts[1], ends, training, state)
 

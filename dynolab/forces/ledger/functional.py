@@ -1,4 +1,4 @@
-"""Weighted sums of answers' log-probabilities, and their slopes by the weights."""
+"""Weighted sums of what is measured at answers' tokens, and their slopes by the weights."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from torch import Tensor
 
 from dynolab.data.batches import TokenBatch, by_length
 from dynolab.data.encode import Encoded
-from dynolab.forces.function.views import View
+from dynolab.data.rows import ProbeRow
 from dynolab.forces.function.weights import Weights
 from dynolab.forces.ledger.grouped import GroupedGradients
+from dynolab.forces.ledger.measures import Measure, log_likelihood
 from dynolab.forces.map.terms import TokenTerms, token_terms
+from dynolab.results.ledger import FunctionalRow
 
 
 @dataclass(frozen=True)
 class Term:
-    """`weight · Σ_l log π(y_l | x, y_<l)` of one answer.
+    """`weight · Σ_l m(z_l, y_l)` of one answer: by default `m = log π(y_l | x, y_<l)`.
 
-    `likeliest`: at every position of the answer the token that the policy at hand finds likeliest
-    takes the place of the answer's own (y*, greedy under teacher forcing).
+    **Arguments:** `measure`: m, of the logits z_l that predict token y_l.
     """
 
     sequence: Encoded
     weight: float = 1.0
-    likeliest: bool = False
+    measure: Measure = log_likelihood
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,18 @@ class Functional:
 
     @classmethod
     def mean(
-        cls, name: str, sequences: Sequence[Encoded], *, likeliest: bool = False
+        cls, name: str, sequences: Sequence[Encoded], measure: Measure = log_likelihood
     ) -> Functional:
-        """The mean log-probability of some answers."""
+        """The mean over some answers of their sums."""
         weight = 1 / len(sequences)
-        return cls(name, tuple(Term(sequence, weight, likeliest) for sequence in sequences))
+        return cls(name, tuple(Term(sequence, weight, measure) for sequence in sequences))
+
+
+WatchedFunctional = tuple[FunctionalRow, Functional]
+"""A functional, and its row in the ledger's table of functionals."""
+
+Answers = Sequence[tuple[ProbeRow, Encoded]]
+"""Watched rows and their tokens."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +83,6 @@ def slopes_of(
     - `batch_tokens`: bound of sequences × padded length of one forward; default: the policy's.
     - `terms_of`: numbers of the functionals of one answer whose tokens' terms are wanted.
     - `into`: what the gradients are added to, by default zeros.
-
-    Where the likeliest token changes between two steps q has a kink; the gradient is that of the
-    token that is likeliest now.
     """
     policy = gradients.policy
     listed = [(number, term) for number, q in enumerate(functionals) for term in q.terms]
@@ -106,7 +111,7 @@ def _token_values(
     terms_by_number: dict[int, TokenTerms],
     logits: Float[Tensor, "tokens vocabulary"],
 ) -> Float[Tensor, " tokens"]:
-    """`weight · log π` of every token of the terms' answers.
+    """`weight · m` of every token of the terms' answers.
 
     **Arguments:**
 
@@ -114,12 +119,23 @@ def _token_values(
       the batch.
     - `terms_by_number`: these terms are put into it, as the logits are there only now.
     """
-    constant = logits.detach()
     for number, place in places.items():
         of_term = batch.sequence == place
-        terms_by_number[number] = token_terms(constant[of_term], batch.token[of_term])
-    likeliest = torch.tensor([term.likeliest for term in terms], device=batch.token.device)
-    tokens = torch.where(likeliest[batch.sequence], constant.argmax(-1), batch.token)
-    logps = View(tokens[:, None]).logps(logits).squeeze(-1)
-    weights = torch.tensor([term.weight for term in terms], dtype=logits.dtype)
-    return weights.to(logits.device)[batch.sequence] * logps
+        terms_by_number[number] = token_terms(logits.detach()[of_term], batch.token[of_term])
+    weights = logits.new_tensor([term.weight for term in terms])[batch.sequence]
+    return weights * measured_tokens([term.measure for term in terms], batch, logits)
+
+
+def measured_tokens(
+    measures: Sequence[Measure], batch: TokenBatch, logits: Float[Tensor, "tokens vocabulary"]
+) -> Float[Tensor, " tokens"]:
+    """Every token's value by the measure of its answer, one measure an answer of the batch."""
+    if len(set(measures)) == 1:
+        return measures[0](logits, batch.token)
+    values = torch.zeros_like(logits[:, 0])
+    for measure in dict.fromkeys(measures):
+        answers = [place for place, other in enumerate(measures) if other == measure]
+        tokens = torch.isin(batch.sequence, torch.tensor(answers, device=logits.device))
+        measured = measure(logits[tokens], batch.token[tokens])
+        values = values.masked_scatter(tokens, measured)
+    return values

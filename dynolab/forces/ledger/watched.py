@@ -6,19 +6,15 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from dynolab.data.encode import Encoded, Encoder
+from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow, Split, first_pairs
 from dynolab.errors import ConfigError
-from dynolab.forces.ledger.functional import Functional
+from dynolab.forces.ledger.functional import Answers, Functional, WatchedFunctional
+from dynolab.forces.ledger.measured import NO_SOURCE, Source, measured_means
+from dynolab.forces.ledger.measures import likeliest, log_likelihood
 from dynolab.grouping import grouped
-from dynolab.results.ledger import FunctionalRow
+from dynolab.results.ledger import MEASURED, FunctionalRow
 from dynolab.results.study import ARGMAX
-
-WatchedFunctional = tuple[FunctionalRow, Functional]
-"""A functional, and its row in the ledger's table of functionals."""
-
-Answers = Sequence[tuple[ProbeRow, Encoded]]
-"""Rows and their tokens."""
 
 
 def kind_means(rows: Sequence[ProbeRow], encoder: Encoder, pairs: int) -> list[WatchedFunctional]:
@@ -62,7 +58,8 @@ def mean_of(name: str, kind: str, answers: Answers) -> list[WatchedFunctional]:
     rows, sequences = zip(*answers, strict=True)
     pairs = tuple(row.pair_id for row in rows)
     watched = FunctionalRow(name=name, split=rows[0].split, kind=kind, pairs=pairs)
-    return [(watched, Functional.mean(name, sequences, likeliest=kind == ARGMAX))]
+    measure = likeliest if kind == ARGMAX else log_likelihood
+    return [(watched, Functional.mean(name, sequences, measure))]
 
 
 def functional_of(row: FunctionalRow, rows: Sequence[ProbeRow], encoder: Encoder) -> Functional:
@@ -80,32 +77,40 @@ def functional_of(row: FunctionalRow, rows: Sequence[ProbeRow], encoder: Encoder
 
 
 def training_means(
-    kinds: Collection[str], rows: Sequence[ProbeRow], encoder: Encoder, pairs: int, field: str
+    kinds: Collection[str],
+    rows: Sequence[ProbeRow],
+    encoder: Encoder,
+    pairs: int,
+    field: str,
+    source: Source = NO_SOURCE,
 ) -> list[WatchedFunctional]:
-    """The means of `kind_means` of some kinds, of training pairs.
+    """The means of `kind_means` and `measured_means` of some kinds, of training pairs.
 
-    **Arguments:** `field`: the setting that names the kinds, for messages.
+    **Arguments:** `field`: the setting that names the kinds, for messages; `source`: what measured
+    kinds need.
 
-    **Raises:** `ConfigError` for a kind that is not watched, or of which no answer fits.
+    **Raises:** `ConfigError` for a kind that is not watched, or of which no answer fits, and as
+    `measured_means` does.
     """
     check_kinds(kinds, rows, field)
     training = [row for row in rows if row.split == "train"]
     means = [mean for mean in kind_means(training, encoder, pairs) if mean[0].kind in kinds]
-    lacking = set(kinds) - {row.kind for row, _ in means}
+    lacking = set(kinds) - {row.kind for row, _ in means} - MEASURED.keys()
     if lacking:
         raise ConfigError(
             field,
             min(lacking),
             "its answers are longer than the model's context; watch shorter ones, or more pairs",
         )
-    return means
+    answers = encoded_answers(first_pairs(training, pairs), encoder)
+    return means + measured_means(kinds, answers, source, field)
 
 
 def check_kinds(kinds: Collection[str], rows: Sequence[ProbeRow], field: str) -> None:
-    """Raises `ConfigError` for a kind that no watched training row has."""
+    """Raises `ConfigError` for a kind that no watched training row has, nor is measured at them."""
     choices = list(dict.fromkeys(row.kind for row in rows if row.split == "train"))
     if "chosen" in choices:
-        choices.append(ARGMAX)
+        choices += [ARGMAX, *MEASURED]
     choose = f"choose of {', '.join(choices)}" if choices else "watch answers: data.probe_pairs"
     for kind in kinds:
         if kind not in choices:
