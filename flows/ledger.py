@@ -48,7 +48,7 @@ def plan_ledger(parameters: LedgerParameters, platform: Platform) -> Plan:
             parameters.trained,
             f"is a result of stage {trained.stage}; give one of {', '.join(READS)}",
         )
-    existing = {TRAINED: trained, **_inputs(parameters.trained, trained, platform)}
+    existing = {TRAINED: trained, **inputs_of_training(parameters.trained, trained, platform)}
     manifest = platform.store.manifest(trained.address, trained.digest)
     job = LedgerJob.model_validate({**dict(parameters.ledger), "training": manifest.config})
     page = PageConfig(name=parameters.name, settings=parameters.as_yaml)
@@ -59,7 +59,9 @@ def plan_ledger(parameters: LedgerParameters, platform: Platform) -> Plan:
     return Plan(parameters, steps, existing)
 
 
-def _inputs(reference: str, trained: StageResult, platform: Platform) -> dict[str, StageResult]:
+def inputs_of_training(
+    reference: str, trained: StageResult, platform: Platform
+) -> dict[str, StageResult]:
     """The results that the training read, by their names as its inputs."""
     parents = inputs_of(trained, platform)
     inputs = {}

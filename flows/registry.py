@@ -34,6 +34,11 @@ CORE = {
         "flows.ledger",
         FORCES,
     ),
+    "trace": Entry(
+        "Find the training rows behind a behaviour: pairs of unwanted and wanted answers.",
+        "flows.trace",
+        FORCES,
+    ),
     "judge": Entry(
         "Compare models' answers by judges: exact rewards, a model's likelihood or an LLM.",
         "flows.judge",

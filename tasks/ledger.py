@@ -77,11 +77,12 @@ class LedgerConfig(StageConfig):
         description="Also map the pull, token by token, that lowered the answer that fell most.",
     )
     # Excluded without any, as `token_map`.
-    measures: tuple[Literal["entropy", "kl", "margin"], ...] = Field(
+    measures: tuple[Literal["entropy", "kl", "margin", "contrast"], ...] = Field(
         (),
         exclude_if=lambda measures: not measures,
         description="Also accounted for: entropy of the next token and KL to the model that the "
-        "training began with, over the chosen answers' tokens; margin of chosen over rejected.",
+        "training began with, over the chosen answers' tokens; margin of chosen over rejected; "
+        "contrast of unwanted and wanted answers.",
     )
     rewards: tuple[RewardConfig, ...] = Field(
         (),
@@ -124,7 +125,7 @@ class LedgerJob(LedgerConfig):
 
 def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
     """Reads inputs `data`, `model`, which the training began with, `trained`, and `prompts` of a
-    training on groups.
+    training on groups; with `behaviour`, its answers are watched in place of the data's.
 
     Results: the tables of `dynolab.results.ledger`, and `token_map.json` if one is wanted.
     """
@@ -211,7 +212,8 @@ def watched(work: Work[LedgerJob], encoder: Encoder) -> list[WatchedFunctional]:
     **Raises:** `ConfigError` where no watched answer fits the model's context.
     """
 
-    rows = list(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow))
+    watched_rows = "behaviour" if "behaviour" in work.inputs else "data"
+    rows = list(read_rows(work.input_folder(watched_rows) / "probes.jsonl", ProbeRow))
     trained, config = work.input_folder("trained"), work.config
     every = [
         *kind_means(rows, encoder, config.pairs),

@@ -210,6 +210,7 @@ KINDS: dict[str, KindStyle] = {
     "entropy": KindStyle("entropy", _MEASURED, HISTORY),
     "kl": KindStyle("KL to the reference", _MEASURED, HISTORY, "dash"),
     "margin": KindStyle("margin y⁺ − y⁻", _MEASURED, UP),
+    "contrast": KindStyle("unwanted − wanted", _MEASURED, REJECTED),
     "reward": KindStyle("reward, by log π", _MEASURED, UP, "dash"),
 }
 

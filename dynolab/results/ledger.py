@@ -46,6 +46,7 @@ MEASURED: Mapping[str, str] = {
     "entropy": "entropy of the next token, a mean over the chosen answers' tokens",
     "kl": "KL of the policy to the reference, a mean over the chosen answers' tokens",
     "margin": "log π(chosen) − log π(rejected), a mean over pairs",
+    "contrast": "log π(unwanted) − log π(wanted), a mean over prompts",
     "reward": "Σ (r − r̄) log π over n watched answers, by n: the gradient of the mean reward r",
 }
 """Kinds that are measured at answers and are no answer's log-probability, with what they are."""

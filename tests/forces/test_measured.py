@@ -84,7 +84,10 @@ def plain_value(kind: str, policy: PolicyFunction, at) -> torch.Tensor:  # type:
     return ((rewards - rewards.mean()).double() * logps).mean()
 
 
-@pytest.mark.parametrize("kind", MEASURED)
+MEASURABLE = [kind for kind in MEASURED if kind != "contrast"]  # which is a margin of other kinds
+
+
+@pytest.mark.parametrize("kind", MEASURABLE)
 def test_values_and_gradients_are_those_of_torch_s_distributions(policy, source, kind) -> None:
     ((row, functional),) = measured_means([kind], ANSWERS, source, "kinds")
     assert (row.kind, row.pairs) == (kind, ("pair-0", "pair-1", "pair-2"))
@@ -104,7 +107,7 @@ def test_values_and_gradients_are_those_of_torch_s_distributions(policy, source,
 def test_lines_and_what_is_left_are_the_whole_change(policy, source, optimizer) -> None:
     settings = OptimizerConfig(name=optimizer, learning_rate=1e-3, weight_decay=0.1)
     records = trained(settings)
-    functionals = [q for _, q in measured_means(MEASURED, ANSWERS, source, "kinds")]
+    functionals = [q for _, q in measured_means(MEASURABLE, ANSWERS, source, "kinds")]
     ledger = Ledger(policy, functionals)
     steps = [ledger.enter(record) for record in reversed(records)][::-1]
     path = sum(step.measured.abs() for step in steps)

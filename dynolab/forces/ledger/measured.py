@@ -87,6 +87,7 @@ _NEEDS = {
     "entropy": "no watched answer is of kind chosen",
     "kl": "no watched answer is of kind chosen",
     "margin": "no watched pair has answers of kinds chosen and rejected",
+    "contrast": "no watched prompt has answers of kinds unwanted and wanted",
     "reward": "no answer is watched",
 }
 
@@ -113,17 +114,26 @@ def _token_mean(answers: Answers, measure_of: Callable[[int], Measure]) -> Terms
     return terms, [row.pair_id for row, _ in answers]
 
 
-def _margin(answers: ByKind, source: Source, field: str) -> Terms:
-    rejected = {row.pair_id: sequence for row, sequence in answers.get("rejected", ())}
+def _difference(first: str, second: str, answers: ByKind) -> Terms:
+    """The mean over pairs of what one kind of answer is above another one."""
+    seconds = {row.pair_id: sequence for row, sequence in answers.get(second, ())}
     both = [
         (row.pair_id, sequence)
-        for row, sequence in answers.get("chosen", ())
-        if row.pair_id in rejected
+        for row, sequence in answers.get(first, ())
+        if row.pair_id in seconds
     ]
     terms = []
     for pair, sequence in both:
-        terms += [Term(sequence, 1 / len(both)), Term(rejected[pair], -1 / len(both))]
+        terms += [Term(sequence, 1 / len(both)), Term(seconds[pair], -1 / len(both))]
     return terms, [pair for pair, _ in both]
+
+
+def _margin(answers: ByKind, source: Source, field: str) -> Terms:
+    return _difference("chosen", "rejected", answers)
+
+
+def _contrast(answers: ByKind, source: Source, field: str) -> Terms:
+    return _difference("unwanted", "wanted", answers)
 
 
 def _reward(answers: ByKind, source: Source, field: str) -> Terms:
@@ -149,5 +159,6 @@ _TERMS: Mapping[str, Callable[[ByKind, Source, str], Terms]] = {
     "entropy": _entropy,
     "kl": _divergence,
     "margin": _margin,
+    "contrast": _contrast,
     "reward": _reward,
 }
