@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,7 @@ def write_trace_page(inputs: TracePageInputs, folder: Path) -> dict[str, float]:
         summary=inputs.summary,
         top=inputs.rows[: min(SHOWN, len(inputs.rows))],
         moved=inputs.summary.end["heldout"] - inputs.summary.start["heldout"],
-        undone={name: change for name, change in changes.items() if name not in (START, TRAINED)},
+        undone=changes,
     )
     page = words.page(
         inputs.name,
@@ -71,6 +72,8 @@ def write_trace_page(inputs: TracePageInputs, folder: Path) -> dict[str, float]:
         stages=inputs.stages,
     )
     write_page(page, folder, "trace.html")
+    summary = {"changes": {name: {"contrast": i.as_dict()} for name, i in changes.items()}}
+    (folder / "summary.json").write_text(json.dumps(summary, indent=1))
     return {f"trace/without_{name}": change.mean for name, change in changes.items()}
 
 
@@ -80,16 +83,22 @@ def of_split(values: Sequence[float], split: Split) -> Float[ndarray, " prompts"
 
 
 def heldout_changes(models: Mapping[str, TracedModel]) -> dict[str, Interval]:
-    """Each model's held-out contrast less that of the training as it was, over prompts."""
-    trained = models.get(TRAINED)
-    if trained is None:
-        return {}
-    base = of_split(trained.contrast, "heldout")
-    return {
-        name: mean_interval(of_split(model.contrast, "heldout") - base)
-        for name, model in models.items()
+    """Each model's held-out contrast less that of the training as it was, over prompts.
+
+    `against_random` and `against_words`: without the rows whose lines are largest, less without
+    the other ones.
+    """
+    contrasts = {name: of_split(model.contrast, "heldout") for name, model in models.items()}
+    changes = {
+        name: mean_interval(contrast - contrasts[TRAINED])
+        for name, contrast in contrasts.items()
         if name not in (START, TRAINED)
     }
+    for other in ("random", "words"):
+        if other in contrasts:
+            difference = contrasts["lines"] - contrasts[other]
+            changes[f"against_{other}"] = mean_interval(difference)
+    return changes
 
 
 def rows_section(inputs: TracePageInputs, words: Words) -> Section | None:
@@ -128,6 +137,7 @@ def halves_figure(inputs: TracePageInputs, words: Words) -> Figure:
 def models_section(inputs: TracePageInputs, words: Words) -> Section | None:
     """What each model does at the prompts, and what left-out rows changed, held out."""
     changes = heldout_changes(inputs.models)
+    has_rates = any(model.rate for model in inputs.models.values())
     lines = []
     for name, label in MODELS.items():
         model = inputs.models.get(name)
@@ -135,14 +145,11 @@ def models_section(inputs: TracePageInputs, words: Words) -> Section | None:
             continue
         contrast = mean_interval(of_split(model.contrast, "heldout"))
         change = with_interval(changes[name], sign=True) if name in changes else ""
-        rate = ""
-        if model.rate:
-            rate = with_interval(mean_interval(of_split(model.rate, "heldout")))
-        lines.append((label, with_interval(contrast, sign=True), change, rate))
-    head = (
-        "model",
-        "unwanted − wanted, held out",
-        "against the training as it was",
-        "rate by rule",
-    )
-    return words.table("models", head, lines, "snnn")
+        line = [label, with_interval(contrast, sign=True), change]
+        if has_rates:
+            line.append(with_interval(mean_interval(of_split(model.rate, "heldout"))))
+        lines.append(line)
+    head = ["model", "unwanted − wanted, held out", "against the training as it was"]
+    if has_rates:
+        head.append("rate by rule")
+    return words.table("models", head, lines, "snnn"[: len(head)])

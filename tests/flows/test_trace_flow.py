@@ -57,6 +57,10 @@ def test_rows_are_ranked_and_left_out(analysed: Analysed, behaviour: Path) -> No
     everything = list(read_rows(analysed.folder(analysed.data) / "train.jsonl", Example))
     assert {row.id for row in everything} - {row.id for row in left} == {row.id for row in rows[:2]}
     page = analysed.text(results["trace-page"], "trace.html")
+    changes = json.loads(analysed.text(results["trace-page"], "summary.json"))["changes"]
+    lines, without = models["lines"].contrast[1::2], models["trained"].contrast[1::2]
+    expected = sum(a - b for a, b in zip(lines, without, strict=True)) / len(lines)
+    assert changes["lines"]["contrast"]["mean"] == pytest.approx(expected)
     assert 'id="models"' in page and rows[0].id in page
 
 
