@@ -72,7 +72,7 @@ def write_trace_page(inputs: TracePageInputs, folder: Path) -> dict[str, float]:
         stages=inputs.stages,
     )
     write_page(page, folder, "trace.html")
-    summary = {"changes": {name: {"contrast": i.as_dict()} for name, i in changes.items()}}
+    summary = {"changes": {name: change.as_dict() for name, change in changes.items()}}
     (folder / "summary.json").write_text(json.dumps(summary, indent=1))
     return {f"trace/without_{name}": change.mean for name, change in changes.items()}
 
