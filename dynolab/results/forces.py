@@ -164,6 +164,25 @@ UNEXPLAINED = 0.05
 """Share of the squared change that first order may leave unexplained inside its radius."""
 
 
+class Falls(Row):
+    """Means of Δ log π over the chosen answers that fell, in nats.
+
+    `measured`; `first`, to first order; `softmax`, with the logits moved as first order moves them,
+    `z + ∂z/∂θ · d`, and the softmax exact: what it has beside `first` is curvature of the softmax
+    alone (arXiv 2603.18258 speaks of negative gradients that grow along it).
+    """
+
+    answers: int
+    measured: float
+    first: float
+    softmax: float
+
+    @property
+    def curvature(self) -> float:
+        """Share of the fall that the softmax' curvature makes."""
+        return (self.softmax - self.first) / self.measured
+
+
 class Validity(Measured):
     """How far first order carries from a recorded step: `validity.jsonl`.
 
@@ -173,7 +192,8 @@ class Validity(Measured):
     `bound`: `predicted` by the second order, `measured` by longer and shorter steps, NaN where the
     multiples that were tried lie on one side of the bound. `softmax` is the prediction's own change
     (ΔA) as a share of the second order, `⟨part, second⟩/‖second‖²` over the answers; the rest is
-    the network's (ΔK). NaN where nothing bends.
+    the network's (ΔK). NaN where nothing bends. `falls`: what explains the chosen answers that
+    fell; None where none did, and in older files.
     """
 
     stage: str
@@ -186,6 +206,7 @@ class Validity(Measured):
     predicted: float
     measured: float
     softmax: float
+    falls: Falls | None = None
 
 
 class LayerForce(Measured):

@@ -18,6 +18,7 @@ from dynolab.forces.function.views import View
 from dynolab.forces.step.one_step import second_order
 from dynolab.forces.step.step_forces import Start, StepForces, crossing
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
+from dynolab.objectives import SFTConfig
 from dynolab.results.forces import UNEXPLAINED
 from dynolab.training.config import OptimizerConfig
 from dynolab.training.step_record import StepRecord
@@ -165,6 +166,31 @@ def test_the_exact_softmax_departs_from_both_orders_with_the_third_power(case):
         for s in (1e-2, 2e-2)
     ]
     assert float(errors[1] / errors[0]) == pytest.approx(8, rel=0.1)
+
+
+def test_where_the_head_alone_moves_all_curvature_is_the_softmax():
+    """Logits are then linear in the weights."""
+    policy = PolicyFunction(neox(), torch.float64)
+    batch = policy.batch([encoded(0), encoded(1, response=3)])
+    view = View.realised(batch)
+    change = {n: w for n, w in direction(neox(), 0.3).items() if "embed_out" in n or "lm_head" in n}
+    made = second_order(policy, policy.weights, change, batch, view)
+    after = policy.observed(moved(policy.weights, change, 1), batch, view)
+    exact = after - policy.observed(policy.weights, batch, view)
+    assert relative(made.with_straight_logits, exact) < 1e-12
+    assert relative(made.first, exact) > 1e-3
+
+
+def test_falls_are_of_the_chosen_answers_that_fell():
+    record = recorded(neox(), OptimizerConfig(name="adamw", learning_rate=1e-2), SFTConfig())
+    policy, encoder = PolicyFunction(neox(), torch.float64), Encoder(Numbers(), 32, "drop")
+    made = step_validity(record, policy, PROBES, encoder, stage="dpo")
+    rows = step_forces(record, policy, PROBES, encoder, stage="dpo").rows
+    fell = [row.measured for row in rows if row.kind == "chosen" and row.measured < 0]
+    assert made.falls is not None and made.falls.answers == len(fell) > 0
+    assert made.falls.measured == pytest.approx(sum(fell) / len(fell))
+    # Logits that move straight leave the softmax' curvature, which lowers every answer.
+    assert made.falls.softmax < made.falls.first and made.falls.curvature > 0
 
 
 def test_a_share_crosses_its_bound_between_two_multiples():

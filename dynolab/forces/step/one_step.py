@@ -130,6 +130,11 @@ class SecondOrder:
         variance = (probability * (self.moved - mean).square()).sum(-1, keepdim=True)
         return (-variance / 2).expand_as(self.first)
 
+    @property
+    def with_straight_logits(self) -> Float[Tensor, "tokens k"]:
+        """Δ log π where logits move by ż alone, with the softmax exact."""
+        return self.view.logps(self.logits + self.moved) - self.view.logps(self.logits)
+
     def change(self, s: float) -> Float[Tensor, "tokens k"]:
         """Δ log π after s times the change, with logits to second order and the softmax exact."""
         after = self.logits + s * self.moved + s**2 / 2 * self.bent

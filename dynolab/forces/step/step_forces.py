@@ -23,7 +23,7 @@ from dynolab.forces.step.one_step import change_of, midpoint, second_order
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import PARTS, replay_error, rounding_floor, split_step
 from dynolab.grouping import grouped
-from dynolab.results.forces import UNEXPLAINED, Validity
+from dynolab.results.forces import UNEXPLAINED, Falls, Validity
 from dynolab.results.study import ARGMAX, ForceRow, ReplayFacts
 from dynolab.training.step_record import StepRecord
 
@@ -265,12 +265,14 @@ def step_validity(
         for members in by_length([answer for _, answer in answers], tokens)
     ]
     firsts: list[Float[Tensor, " answers"]] = []
+    straight: list[Float[Tensor, " answers"]] = []
     bent: list[Float[Tensor, "multiples answers"]] = []
     of_softmax = square = 0.0
     for watched in batches:
         batch, view = watched.batch, watched.view
         orders = second_order(policy, start, change, batch, view)
         firsts.append(watched.sums(orders.first))
+        straight.append(watched.sums(orders.with_straight_logits))
         bent.append(torch.stack([watched.sums(orders.change(s)) for s in _MULTIPLES]))
         softmax = watched.sums(orders.softmax)
         second = watched.sums(orders.jacobian) + softmax
@@ -278,11 +280,13 @@ def step_validity(
         square += float(second.square().sum())
     first, predicted = torch.cat(firsts), torch.cat(bent, dim=1)
 
-    def measured(multiple: float) -> float:
+    def changes_at(multiple: float) -> Float[Tensor, " answers"]:
         moved = {name: torch.lerp(w, record.after[name], multiple) for name, w in start.items()}
         place = policy.cast(moved)
-        changes = [watched.sums(watched.change(policy, place)) for watched in batches]
-        return _unexplained(torch.cat(changes), multiple * first)
+        return torch.cat([watched.sums(watched.change(policy, place)) for watched in batches])
+
+    def measured(multiple: float) -> float:
+        return _unexplained(changes_at(multiple), multiple * first)
 
     shares = []
     for multiple, moved in zip(_MULTIPLES, predicted, strict=True):
@@ -297,6 +301,8 @@ def step_validity(
         if 0 <= nearest + offset < len(_MULTIPLES):
             multiple = _MULTIPLES[nearest + offset]
             share_at[multiple] = measured(multiple)
+    realised = changes_at(1.0)
+    kinds = [kind for watched in batches for kind in watched.kind]
     return Validity(
         stage=stage,
         step=record.facts.step,
@@ -304,11 +310,27 @@ def step_validity(
         learning_rate=record.facts.learning_rate,
         answers=len(first),
         bound=UNEXPLAINED,
-        unexplained=measured(1.0),
+        unexplained=_unexplained(realised, first),
         predicted=radius,
         measured=crossing(list(share_at), list(share_at.values())),
         softmax=of_softmax / square if square else math.nan,
+        falls=_falls(kinds, realised, first, torch.cat(straight)),
     )
+
+
+def _falls(
+    kinds: Sequence[str],
+    measured: Float[Tensor, " answers"],
+    first: Float[Tensor, " answers"],
+    straight: Float[Tensor, " answers"],
+) -> Falls | None:
+    """Means over the chosen answers that fell; None where none did."""
+    chosen = torch.tensor([kind == "chosen" for kind in kinds], device=measured.device)
+    fell = chosen & (measured < 0)
+    if not bool(fell.any()):
+        return None
+    means = [float(changes[fell].mean()) for changes in (measured, first, straight)]
+    return Falls(answers=int(fell.sum()), measured=means[0], first=means[1], softmax=means[2])
 
 
 def _unexplained(change: Float[Tensor, " answers"], first: Float[Tensor, " answers"]) -> float:

@@ -166,7 +166,8 @@ def validity_section(trainings: Sequence[Training], words: Words) -> Section | N
                 steps_moved = f"steps {row.since}–{row.step}"
             radii = numbers(row.predicted, row.measured, digits=2)
             shares = _percent(row.unexplained), _percent(row.softmax)
-            changes.append((name, steps_moved, shares[0], *radii, shares[1]))
+            curvature = "" if row.falls is None else _percent(row.falls.curvature)
+            changes.append((name, steps_moved, shares[0], *radii, shares[1], curvature))
     if not forces and not changes:
         return None
     head = (
@@ -176,11 +177,12 @@ def validity_section(trainings: Sequence[Training], words: Words) -> Section | N
         "radius in which it holds, predicted",
         "radius, measured",
         "softmax’s share of the second order",
+        "curvature’s share of falls",
     )
     return words.section(
         "validity",
         table(("training", "changes", "steps", "1 − R² [95 %]"), forces, "snnn"),
-        table(head, changes, "ssnnnn"),
+        table(head, changes, "ssnnnnn"),
     )
 
 
