@@ -9,6 +9,7 @@ An entry imports its flow when the run has begun, which its page then shows seco
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -52,6 +53,7 @@ def reconcile() -> dict[str, int]:
 
 
 if __name__ == "__main__":
+    gc.disable()  # as in tasks.runtime.flow_run_process
     from flows.deployment.register import main
 
     main(alone=sys.argv[1:] == ["alone"])

@@ -6,6 +6,7 @@ not load the flows.
 
 from __future__ import annotations
 
+import gc
 import os
 import shlex
 import sys
@@ -140,6 +141,7 @@ def main(*, alone: bool = False) -> None:
             show_ready(client)
         crash_silent_runs(client)
         register_alerts(client, os.environ.get(VARIABLE))
+    gc.enable()
     if alone:
         checks.serve(Settings.from_environment().home)
 
