@@ -41,7 +41,7 @@ $(VENV)/.ready: $(wildcard locks/*.lock) pyproject.toml
 	$(call install,$(foreach name,servers worker tools,--requirement locks/$(name).lock))
 	$(RUN) pip install --quiet --no-deps --no-build-isolation --editable .
 	@$(call import,torch.distributed.run transformers deepspeed datasets) & \
-	 $(call import,mlflow.server.fastapi_app prefect.server.api.server prefect.flows); wait
+	 { $(call import,mlflow.server.fastapi_app prefect.flows); $(RUN) tasks.runtime.servers.new_homes; }; wait
 	touch $@
 
 study: setup

@@ -21,7 +21,7 @@ COPY --chown=1000 dynolab/__init__.py dynolab/__init__.pyi dynolab/errors.py dyn
 COPY --chown=1000 tasks/__init__.py tasks/
 COPY --chown=1000 tasks/runtime/__init__.py tasks/runtime/
 COPY --chown=1000 tasks/runtime/servers/__init__.py tasks/runtime/servers/form_checks.py \
-    tasks/runtime/servers/guard.py tasks/runtime/servers/run_names.py \
+    tasks/runtime/servers/guard.py tasks/runtime/servers/new_homes.py tasks/runtime/servers/run_names.py \
     tasks/runtime/servers/serve.py tasks/runtime/servers/
 COPY --chown=1000 tasks/runtime/system/__init__.py tasks/runtime/system/child.py \
     tasks/runtime/system/secret_files.py tasks/runtime/system/processes.py tasks/runtime/system/

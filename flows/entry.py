@@ -24,6 +24,7 @@ class Entry:
     - `tag`: of its deployments, by which Prefect's list can be filtered.
     - `listed`: name in Prefect of the deployment that is called like the flow, if another: Prefect
       lists by name, ten on a page.
+    - `forms`: their names, if there are several or it is not called like the flow.
     """
 
     about: str
@@ -31,3 +32,4 @@ class Entry:
     group: str = ""
     tag: str = "study"
     listed: str = ""
+    forms: tuple[str, ...] = ()

@@ -58,7 +58,11 @@ CORE = {
         COMPARE,
         tag="compare",
     ),
-    "train": Entry("Train as a study does, without its analyses.", "flows.study.flow"),
+    "train": Entry(
+        "Train as a study does, without its analyses.",
+        "flows.study.flow",
+        forms=("sft", "preference"),
+    ),
     "sweep": Entry(
         "Try settings of another flow: a grid, draws or Optuna's TPE.",
         "flows.sweep.flow",
@@ -93,6 +97,14 @@ REGISTRY = CORE | {name: entry for wing in WINGS for name, entry in wing.FLOWS.i
 
 FLOWS = {name: entry.about for name, entry in REGISTRY.items()}
 """Name → what it does."""
+
+DEPLOYED = {form: name for name, entry in REGISTRY.items() for form in entry.forms or (name,)}
+"""Deployment, which is called like its form → its flow."""
+
+LISTED = {name: entry.listed for name, entry in REGISTRY.items() if entry.listed} | {
+    "reconcile": "~internal-reconcile"
+}
+"""Deployment → its name in Prefect, if another."""
 
 
 def load_flow(name: str) -> Flow[Any]:

@@ -26,6 +26,7 @@ from pydantic import TypeAdapter
 
 from dynolab.errors import ConfigError, check_known
 from flows.deployment.upkeep import schedule_name
+from flows.registry import LISTED
 
 
 def change_schedules(
@@ -71,7 +72,7 @@ def make(
     line that never fires, and for a name that is taken.
     """
     # Here, as they load every flow, which takes seconds: listing schedules needs none.
-    from flows.deployment.deployments import LISTED, deployments, flow_of
+    from flows.deployment.deployments import deployments, flow_of
     from flows.flow import StagedFlow
     from flows.parameters.defaults import with_paths
     from flows.parameters.parse import STUDIES, read_settings, read_study, study_file

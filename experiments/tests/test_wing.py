@@ -10,7 +10,7 @@ from typer.main import get_command
 from experiments.wing import CHAPTERS, FLOWS
 from flows.cli import app
 from flows.deployment import deployments
-from flows.registry import REGISTRY, WINGS
+from flows.registry import LISTED, REGISTRY, WINGS
 
 
 def test_the_platform_finds_the_wing() -> None:
@@ -27,5 +27,5 @@ def test_its_flows_are_commands_and_chapters_by_both_their_names() -> None:
 
 @pytest.mark.parametrize("name", CHAPTERS)
 def test_prefect_lists_chapters_last(name: str) -> None:
-    assert deployments.LISTED[name] == f"~chapter-{name}"
+    assert LISTED[name] == f"~chapter-{name}"
     assert deployments.study_files(name)[0] == f"{name}_builtin.yaml"

@@ -7,29 +7,21 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from inspect import Parameter, Signature
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import prefect
-from prefect.runtime import flow_run
 from prefect.states import Failed
-from pydantic import BaseModel, create_model
+from pydantic import BaseModel, ValidationError, create_model
 
 from dynolab.errors import DynolabError
 from flows.deployment.forms import FilledForm, derive_form
 from flows.flow import Flow, Form
 from flows.parameters.parse import STUDIES, read_settings, read_study
-from flows.registry import FLOWS, REGISTRY, load_flow
+from flows.registry import DEPLOYED, FLOWS, load_flow
 from flows.run import run_flow
 from tasks.runtime.servers.form_checks import KEYWORD
-from tasks.runtime.servers.run_names import PARAMETER, run_name
-
-LISTED = {name: entry.listed for name, entry in REGISTRY.items() if entry.listed} | {
-    "reconcile": "~internal-reconcile"
-}
-"""Deployment → its name in Prefect, if another."""
+from tasks.runtime.servers.run_names import PARAMETER
 
 FIRST = ("model", "data_source", "objective", "beta", "steps")
 """Fields that a form begins with, after the study file: what people change most."""
@@ -87,31 +79,29 @@ class Deployment:
         """Convert a filled form to the flow's parameters; raises `ConfigError`."""
         return form.parameters(self.flow.parameters, self.form.fixed)
 
-    def prefect_flow(self) -> prefect.Flow[..., Any]:
-        """The flow that a worker runs: form → parameters → the same stages as the command."""
+    def run(self, fields: Mapping[str, Any]) -> Any:
+        """Runs what a filled form describes, in a flow run: the same stages as the command.
 
-        def start(**arguments: FilledForm) -> Any:
-            gc.enable()  # see tasks.runtime.flow_run_process
-            form = arguments[PARAMETER]
-            try:
-                return run_flow(self.flow, self.parameters(form), fresh=form.fresh)
-            except DynolabError as error:  # Prefect would put a long traceback before its message
-                logging.getLogger(__name__).error("%s", error)
-                return Failed(message=str(error))
-
-        signature = [Parameter(PARAMETER, Parameter.KEYWORD_ONLY, annotation=self.form_model)]
-        vars(start)["__signature__"] = Signature(signature)
-        start.__doc__ = self.form.about
-        return prefect.flow(name=self.flow.name, flow_run_name=_run_name)(start)
+        What cannot work is a failed state with a message: Prefect would put a long traceback first.
+        """
+        gc.enable()  # see tasks.runtime.flow_run_process
+        try:
+            form = self.form_model.model_validate(fields)
+            return run_flow(self.flow, self.parameters(form), fresh=form.fresh)
+        except (DynolabError, ValidationError) as error:
+            logging.getLogger(__name__).error("%s", error)
+            return Failed(message=str(error))
 
 
 def deployments() -> dict[str, Deployment]:
     """Every deployment of the registry's flows, by name."""
-    return {
-        name: Deployment(name, flow, form)
-        for flow in map(load_flow, FLOWS)
-        for name, form in (flow.forms or {flow.name: Form(FLOWS[flow.name])}).items()
-    }
+    return {name: deployment(name) for name in DEPLOYED}
+
+
+def deployment(name: str) -> Deployment:
+    """One of `deployments`; imports its flow alone."""
+    flow = load_flow(DEPLOYED[name])
+    return Deployment(name, flow, flow.forms[name] if flow.forms else Form(FLOWS[flow.name]))
 
 
 def study_files(flow: str) -> list[str]:
@@ -137,9 +127,3 @@ def flow_of(file: str, settings: Mapping[str, Any]) -> str | None:
         flow for flow in FLOWS if settings.keys() <= load_flow(flow).parameters.model_fields.keys()
     )
     return next(named, None) or next(fitting, None)
-
-
-def _run_name() -> str:
-    form = flow_run.parameters[PARAMETER]
-    filled = form if isinstance(form, dict) else form.model_dump()
-    return run_name(str(flow_run.name), filled, str(flow_run.flow_name))

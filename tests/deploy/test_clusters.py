@@ -22,7 +22,7 @@ from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.objects import FlowRun
 from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
 
-from flows.deploy import COMMAND
+from flows.deployment.register import COMMAND
 from flows.parameters.parse import load_parameters
 from flows.study.parameters import StudyParameters
 from tasks.runtime.system.settings import Settings

@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from flows.deploy import POOLS
+from flows.deployment.register import POOLS
 from flows.up import worker_arguments
 from tasks.runtime.servers.serve import _APPLICATIONS
 from tests.budget import CORE

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dynolab.errors import ConfigError
+from flows import doctor
 from flows.audit import AuditParameters, named_on_command_line
 from flows.doctor import examine
 from flows.init import write_study
@@ -96,8 +97,20 @@ def test_the_doctor_names_home_and_libraries(
 def test_the_doctor_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "home").touch()
     monkeypatch.setenv("DYNOLAB_HOME", str(tmp_path / "home"))
-    wrong = [finding for finding in examine() if finding.state == "wrong"]
-    assert [(one.name, "name a folder" in one.text) for one in wrong] == [("home", True)]
+
+    def wrong() -> list[tuple[str, str]]:
+        return [(finding.name, finding.text) for finding in examine() if finding.state == "wrong"]
+
+    ((name, text),) = wrong()
+    assert name == "home" and "name a folder" in text
+    monkeypatch.setenv("DYNOLAB_HOME", str(tmp_path / "another"))
+    for store in ("gs://bucket", "s3://bucket?key=1", "file:///dev/null/store"):
+        monkeypatch.setenv("DYNOLAB_STORE", store)
+        monkeypatch.setattr(doctor, "TORCH", "raise ImportError('libtorch.so')")
+        (name, _), torch = wrong()
+        assert name == "store"
+        assert torch == ("torch", "cannot be imported: ImportError: libtorch.so; install it again")
+    monkeypatch.delenv("DYNOLAB_STORE")
     if os.geteuid():
         tmp_path.chmod(0o500)
         monkeypatch.setenv("DYNOLAB_HOME", str(tmp_path / "other"))

@@ -19,7 +19,7 @@ from flows.grpo import GrpoParameters
 from flows.judge import JudgeParameters
 from flows.mitigation import ARMS, MitigationParameters
 from flows.parameters.parse import STUDIES, load_parameters, parse_parameters
-from flows.registry import FLOWS
+from flows.registry import FLOWS, load_flow
 from flows.study.parameters import StudyParameters
 from flows.sweep.parameters import SweepParameters
 from tasks.runtime.servers.run_names import run_name
@@ -247,9 +247,12 @@ def test_settings_that_all_trials_of_a_form_share_stand_beside_the_files() -> No
 
 
 def test_a_run_that_cannot_work_ends_with_one_message() -> None:
-    form = PreferenceForm(other_settings=["preference.steps=-5"])
-    state = KNOWN["preference"].prefect_flow().fn(settings=form)
-    assert state.is_failed() and state.message.startswith("preference.steps = -5: ")
+    for fields, said in (
+        ({"other_settings": ["preference.steps=-5"]}, "preference.steps = -5: "),
+        ({"strides": 5}, "1 validation error for PreferenceForm\nstrides"),
+    ):
+        state = KNOWN["preference"].run(fields)
+        assert state.is_failed() and state.message.startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -285,5 +288,8 @@ def test_a_deployed_flow_is_imported_by_its_name() -> None:
     for name, deployment in KNOWN.items():
         flow: Flow[..., Any] = load_flow_from_entrypoint(f"flows.deploy.{name}")
         assert flow.name == deployment.flow.name
-        form = flow.validate_parameters({PARAMETER: {"fresh": True}})[PARAMETER]
-        assert isinstance(form, FilledForm) and form.study_file == deployment.first_file
+        filled = {PARAMETER: {"fresh": True}}
+        assert flow.validate_parameters(filled) == filled
+        assert deployment.form_model(**filled[PARAMETER]).study_file == deployment.first_file
+    offered = [form for flow in map(load_flow, FLOWS) for form in flow.forms or [flow.name]]
+    assert offered == list(KNOWN)

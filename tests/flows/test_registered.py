@@ -31,8 +31,7 @@ from prefect.settings import (
 from prefect.states import Failed
 
 from dynolab.errors import ConfigError
-from flows import deploy
-from flows.deployment import alerts, checks
+from flows.deployment import alerts, checks, register
 from flows.deployment.alerts import check_alerts, register_alerts
 from flows.deployment.upkeep import keep_one_late_run
 from flows.parameters.parse import STUDIES
@@ -59,7 +58,7 @@ def settings_of(servers: dict[str, str]) -> dict[Any, Any]:
 def client(servers: dict[str, str]) -> Iterator[SyncPrefectClient]:
     """A server that everything is registered with once."""
     with temporary_settings(settings_of(servers)), get_client(sync_client=True) as client:
-        deploy.main()
+        register.main()
         yield client
 
 
@@ -68,13 +67,13 @@ def test_what_people_chose_in_prefect_outlives_the_next_registration(
 ) -> None:
     one = client.read_deployment_by_name("study/a-study")
     early = CronSchedule(cron="0 5 * * *", timezone="Europe/Amsterdam")
-    form = {deploy.PARAMETER: {"steps": 10}}
+    form = {register.PARAMETER: {"steps": 10}}
     made = DeploymentScheduleCreate(schedule=early, parameters=form)
     (first,) = client.create_deployment_schedules(one.id, [made])
     client.update_deployment_schedule(one.id, first.id, active=False)  # as pausing does
     client.update_work_pool("training", WorkPoolUpdate(concurrency_limit=3))
     for _ in range(2):
-        deploy.main()
+        register.main()
         (kept,) = client.read_deployment_by_name("study/a-study").schedules
         assert kept.schedule == early and not kept.active and kept.parameters == form
         assert client.read_work_pool("training").concurrency_limit == 3
@@ -86,13 +85,13 @@ def test_what_people_start_most_is_listed_first_and_former_names_go(
     client: SyncPrefectClient,
 ) -> None:
     flow = client.create_flow_from_name("sweep")
-    client.create_deployment(flow, "former", entrypoint="flows.deploy.sweep", tags=[deploy.TAG])
-    client.create_deployment(flow, "their own", entrypoint="theirs.py:sweep", tags=[deploy.TAG])
-    deploy.main()
+    client.create_deployment(flow, "former", entrypoint="flows.deploy.sweep", tags=[register.TAG])
+    client.create_deployment(flow, "their own", entrypoint="theirs.py:sweep", tags=[register.TAG])
+    register.main()
     by_name = {one.name: one for one in client.read_deployments()}
     assert sorted(by_name)[:3] == ["a-study", "a-sweep", "all-remedies"]
     assert "their own" in by_name and "former" not in by_name
-    assert by_name["all-remedies"].tags == [deploy.TAG, "compare"]
+    assert by_name["all-remedies"].tags == [register.TAG, "compare"]
 
 
 DAILY = "0 4 * * *"
@@ -126,10 +125,10 @@ def test_a_shipped_schedule_is_switched_on_and_what_people_chose_of_it_stays(
 ) -> None:
     assert not schedule()["nightly-beta"]["active"]
     assert schedule(resume="nightly-beta")["nightly-beta"]["next run"]
-    deploy.main()
+    register.main()
     assert schedule()["nightly-beta"]["active"]
     assert "nightly-beta" not in schedule(remove="nightly-beta")
-    deploy.main()
+    register.main()
     assert "nightly-beta" not in schedule(), "it is not made again"
 
 
@@ -138,14 +137,14 @@ def test_a_study_file_is_scheduled_paused_and_removed(
 ) -> None:
     made = schedule(SWEEP, DAILY, None, ["trials=2"])["beta"]
     assert (made["deployment"], made["active"], made["last run"]) == ("a-sweep", True, "")
-    deploy.main()
+    register.main()
     own = tmp_path / "mine.yaml"
     own.write_text(SMALL.read_text() + "contrasts: []\n")
     assert schedule(own, DAILY, "own")["own"]["deployment"] == "a-study"
     assert not schedule(pause="beta")["beta"]["active"]
     (one,) = own_server.read_deployment_by_name("sweep/a-sweep").schedules
     asked = {"study_file": SWEEP.name, "other_settings": ["trials=2"]}
-    assert one.parameters == {deploy.PARAMETER: asked}
+    assert one.parameters == {register.PARAMETER: asked}
     own.unlink()
     assert "own" in schedule() and not schedule(remove="own").keys() & {"own"}
     schedule(remove="beta")
@@ -185,7 +184,7 @@ def test_what_waits_has_the_name_that_it_will_run_under(own_server: SyncPrefectC
     of_it = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[deployment.id]))
     waiting = own_server.read_flow_runs(flow_run_filter=of_it)
     assert waiting and all(run.name.startswith("sweep_beta (") for run in waiting)
-    form = {deploy.PARAMETER: {"name": "night"}}
+    form = {register.PARAMETER: {"name": "night"}}
     run = own_server.create_flow_run_from_deployment(
         deployment.id, name="Tasty-Sphynx", parameters=form
     )
@@ -261,7 +260,7 @@ def test_a_form_that_no_run_could_begin_with_is_refused_at_its_field(
     own_server: SyncPrefectClient, form_checks: None
 ) -> None:
     name, fields, said = BAD_FORMS[0]
-    deployment, form = own_server.read_deployment_by_name(name), {deploy.PARAMETER: fields}
+    deployment, form = own_server.read_deployment_by_name(name), {register.PARAMETER: fields}
     with pytest.raises(PrefectHTTPStatusError) as refused:
         own_server.create_flow_run_from_deployment(deployment.id, parameters=form)
     assert said in refused.value.response.json()["detail"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -25,7 +26,7 @@ from starlette.responses import PlainTextResponse
 
 from dynolab.errors import ConfigError, ServiceFailed
 from tasks.runtime.open_platform import open_platform
-from tasks.runtime.servers import services as services_module
+from tasks.runtime.servers import new_homes, services as services_module
 from tasks.runtime.servers.guard import Guard
 from tasks.runtime.servers.service import MLFLOW, PREFECT, STARTS, Service
 from tasks.runtime.servers.services import Services, start_services
@@ -85,7 +86,7 @@ def test_standing_servers_serve_until_sigterm(
         for name, address in running.items():
             _its_link_logs_a_browser_in(address.url + query, address.url + pages[name])
         _its_link_logs_a_browser_in(lines[0].split()[1], running[PREFECT].url + pages[PREFECT])
-        assert (tmp_path / "prefect" / "prefect.db").exists()
+        assert (tmp_path / "prefect" / new_homes.block_types()).exists()
         # Another command knows the home, and nothing else of its servers.
         monkeypatch.setenv("DYNOLAB_HOME", str(tmp_path))
         for name in ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "DYNOLAB_STORE"):
@@ -123,6 +124,31 @@ def _its_link_logs_a_browser_in(link: str, page: str) -> None:
         assert "token" not in answer.url
     with browser.open(page) as answer:
         assert answer.status == 200
+
+
+@pytest.mark.services
+def test_prefects_database_is_made_once_for_all_homes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved, home, old = tmp_path / "share" / "prefect", tmp_path / "home", tmp_path / "old"
+    monkeypatch.setattr(new_homes, "saved_files", lambda: saved)
+    home.mkdir()
+    new_homes.begin(home)
+    assert not list(home.iterdir()), "there is nothing to begin with yet"
+    new_homes.main()
+    new_homes.begin(home)
+    assert {file.name for file in home.iterdir()} == {"prefect.db", new_homes.block_types()}
+    with sqlite3.connect(home / "prefect.db") as database:
+        rows = {
+            table: database.execute(f"select count(*) from {table}").fetchone()[0]
+            for table in ("alembic_version", "block_type", "configuration", "flow", "log")
+        }
+    assert rows.pop("block_type") > 20
+    assert rows == {"alembic_version": 1, "configuration": 0, "flow": 0, "log": 0}
+    old.mkdir()
+    (old / "prefect.db-wal").write_text("of a database that is gone")
+    new_homes.begin(old)
+    assert len(list(old.iterdir())) == 1
 
 
 @pytest.mark.services

@@ -459,6 +459,7 @@ def test_nobody_at_the_endpoint(
             "torch transformers mlflow prefect rich requests pydantic",
         ),
         ("flows.study.flow, flows.run", "transformers plotly pandas mlflow deepspeed"),
+        ("flows.deploy, flows.schedule", "torch numpy transformers mlflow"),
     ],
 )
 def test_what_a_command_imports_first_costs_no_large_package(modules: str, heavy: str) -> None:
