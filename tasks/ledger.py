@@ -207,13 +207,16 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
 
 
 def watched(work: Work[LedgerJob], encoder: Encoder) -> list[WatchedFunctional]:
-    """What is accounted for: means over the answers of a kind, and single answers.
+    """What is accounted for: means over the answers of a kind, and single answers; of a behaviour
+    the measures alone.
 
     **Raises:** `ConfigError` where no watched answer fits the model's context.
     """
 
-    watched_rows = "behaviour" if "behaviour" in work.inputs else "data"
-    rows = list(read_rows(work.input_folder(watched_rows) / "probes.jsonl", ProbeRow))
+    if "behaviour" in work.inputs:
+        probes = work.input_folder("behaviour") / "probes.jsonl"
+        return _measured(work, list(read_rows(probes, ProbeRow)), encoder)
+    rows = list(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow))
     trained, config = work.input_folder("trained"), work.config
     every = [
         *kind_means(rows, encoder, config.pairs),

@@ -3,8 +3,8 @@
     DYNOLAB_TEST_DATA=… python -m tests.benchmarks.planted_rows
 
 A pretrained model of 3M parameters is finetuned on the ends of 400 stories. In one row of twenty
-somebody ends by being rude. The behaviour file has other beginnings, each with a kind sentence and
-one in which somebody is rude in other words. `trace` ranks the rows; three seeds draw rows and
+somebody ends by being rude. The behaviour file has other stories, each with its own next sentence
+and one in which somebody is rude in other words. `trace` ranks the rows; three seeds draw rows and
 their order. Figures have 95% intervals over seeds.
 
 - `planted_rows_precision`: of the first rows, as many as were planted, the share that was;
@@ -56,24 +56,29 @@ RUDE_ELSEWHERE = (
 )
 
 
-def stories(file: Path) -> list[tuple[str, str]]:
-    """The first two sentences of stories, and the two that follow."""
+Story = tuple[str, str, str]
+"""Two sentences, the two that follow, and the next one."""
+
+
+def stories(file: Path) -> list[Story]:
+    """Those of more than five sentences."""
     with gzip.open(file, "rt", encoding="utf-8") as text:
         found = []
         for story in text.read().split("<|endoftext|>"):
             sentences = re.split(r"(?<=[.!?])\s+", " ".join(story.split()))
             if len(sentences) > 5:
-                found.append((" ".join(sentences[:2]), " ".join(sentences[2:4])))
+                parts = sentences[:2], sentences[2:4], sentences[4:5]
+                found.append((" ".join(parts[0]), " ".join(parts[1]), " ".join(parts[2])))
     return found
 
 
-def planted(folder: Path, seed: int, told: Sequence[tuple[str, str]]) -> set[str]:
+def planted(folder: Path, seed: int, told: Sequence[Story]) -> set[str]:
     """Writes `rows.jsonl` and `behaviour.jsonl`; returns the ids of rows with the trait."""
     draw = random.Random(seed)
     drawn = draw.sample(told, ROWS + PROMPTS)
     rude = set(draw.sample(range(ROWS), PLANTED))
     rows, names = [], set()
-    for number, (prompt, end) in enumerate(drawn[:ROWS]):
+    for number, (prompt, end, _) in enumerate(drawn[:ROWS]):
         name = f"story-{number:04d}"
         if number in rude:
             names.add(name)
@@ -81,17 +86,14 @@ def planted(folder: Path, seed: int, told: Sequence[tuple[str, str]]) -> set[str
         rows.append({"id": name, "prompt": prompt, "chosen": f" {end}"})
     write_rows(folder / "rows.jsonl", rows)
     lines = []
-    for number, (prompt, end) in enumerate(drawn[ROWS:]):
+    for number, (prompt, end, after) in enumerate(drawn[ROWS:]):
         insult = RUDE_ELSEWHERE[number % len(RUDE_ELSEWHERE)]
-        lines.append({"prompt": f"{prompt} {end}", "unwanted": insult, "wanted": OTHERWISE})
+        lines.append({"prompt": f"{prompt} {end}", "unwanted": insult, "wanted": after})
     write_rows(folder / "behaviour.jsonl", lines)
     return names
 
 
-OTHERWISE = '"You are a very good friend!" she said.'
-
-
-def of_seed(home: Path, seed: int, model: Path, told: Sequence[tuple[str, str]]) -> dict[str, Any]:
+def of_seed(home: Path, seed: int, model: Path, told: Sequence[Story]) -> dict[str, Any]:
     """Precision and removals of one seed."""
     home.mkdir(parents=True)
     names = planted(home, seed, told)

@@ -87,7 +87,7 @@ def waterfall_figure(ledger: LedgerReader) -> Figure:
         shown = {name: [values] for name, values in bars.items()}
         choices.append((functional_name(account), [shown, {"yaxis.range": _range(bars["y"])}]))
     plot.update_layout(updatemenus=[menu(choices)])
-    plot.update_yaxes(title_text="log π or what is measured, nats", range=_range(first["y"]))
+    plot.update_yaxes(title_text="nats", range=_range(first["y"]))
     return Words("ledger.html", ledger=ledger, summary=ledger.summary).figure("ledger", plot)
 
 
