@@ -29,6 +29,7 @@ from dynolab.comparisons.arm_table import (
     ArmTable,
     pass_names,
 )
+from dynolab.objectives.advantage_rules import CLIPPING
 from dynolab.objectives.grpo import GRPOConfig, SimKOConfig
 from dynolab.objectives.policy_gradient import ClippedConfig
 from dynolab.objectives.registry import AnyConfig
@@ -70,10 +71,17 @@ def assess_arms(objectives: Objectives, baseline: str, table: ArmTable) -> tuple
     return tuple(verdicts)
 
 
+KEEPING = ("positives_only", *CLIPPING)
+"""Advantage rules that are said to keep what several answers find."""
+
+
 def _keeps_answers(objective: AnyConfig) -> bool:
     """Whether an objective is said to keep what several answers find."""
     if isinstance(objective, GRPOConfig):
-        return bool(objective.entropy) or objective.advantage_rule.name == "positives_only"
+        rule = objective.advantage_rule
+        wider = objective.surrogate == "clipped" and objective.clip_high > objective.clip_low
+        by_loss = bool(objective.entropy) or objective.kl_cov is not None or wider
+        return by_loss or rule.name in KEEPING or (rule.name == "thr" and rule.p < 0)
     return isinstance(objective, SimKOConfig)
 
 

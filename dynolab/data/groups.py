@@ -20,6 +20,7 @@ class Completion:
 
     `advantage` is the factor of each token's push; `old` and `reference` are log-probabilities in
     nats under the policy that sampled and under the reference, at the sampling temperature.
+    `anchor` is the weight of each token's divergence from `old`.
     """
 
     encoded: Encoded
@@ -27,6 +28,7 @@ class Completion:
     old: Float[Tensor, " response"] | None = None
     reference: Float[Tensor, " response"] | None = None
     top: TopTokens | None = None
+    anchor: Float[Tensor, " response"] | None = None
 
     @property
     def side(self) -> int:
@@ -69,6 +71,7 @@ def collate_groups(
         advantage=torch.cat([completion.advantage for completion in completions]),
         old=_concatenate(completions, lambda completion: completion.old),
         reference=_concatenate(completions, lambda completion: completion.reference),
+        anchor=_concatenate(completions, lambda completion: completion.anchor),
         top=_concatenate_top([completion.top for completion in completions]),
         temperature=temperature,
     )

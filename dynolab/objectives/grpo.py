@@ -7,11 +7,12 @@ from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from dynolab.data.batches import TokenBatch, TopTokens
 from dynolab.errors import ConfigError
+from dynolab.objectives.advantage_rules import covariances
 from dynolab.objectives.base import Objective
 from dynolab.objectives.policy_gradient import (
     ClippedConfig,
@@ -31,6 +32,19 @@ SAPO_TEMPERATURES = (1.0, 1.05)
 """τ of sapo where the advantage is positive, and elsewhere: the paper's, and TRL's."""
 VESPO_GAMMA = ((2.0, 3.0), (3.0, 2.0))
 """k and λ of vespo, each for advantages that are not negative, and for others: TRL's."""
+
+
+class KLCovConfig(BaseModel):
+    """Settings of KL-Cov; the defaults are the paper's for a model of 7B weights."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    share: float = Field(
+        default=2e-3,
+        gt=0,
+        le=1,
+        description="Of all tokens, how many are held to the policy that sampled, at least one.",
+    )
+    weight: float = Field(default=1.0, gt=0, description="Weight of their divergence from it.")
 
 
 class GRPOConfig(ClippedConfig):
@@ -58,11 +72,19 @@ class GRPOConfig(ClippedConfig):
         exclude_if=lambda entropy: not entropy,
         description="Weight γ of the entropy of each token's distribution, which is raised.",
     )
+    kl_cov: KLCovConfig | None = Field(
+        default=None,
+        exclude_if=lambda held: held is None,
+        description="Holds the tokens whose log π and advantage are high together to the policy "
+        "that sampled them, against a falling entropy; acts from the second update of a rollout.",
+    )
 
 
 @register(GRPOConfig, "GRPO")
 class GRPO(Objective):
-    """`L = Σ_l w_l [−S_l + β k3_l + γ ρ_l log π_old,l]`, ρ the ratio of policy to old policy.
+    """`L = Σ_l w_l [−S_l + β k3_l + γ ρ_l log π_old,l + a_l (ρ_l − 1 − log ρ_l)]`.
+
+    ρ is the ratio of policy to old policy.
 
     S is the surrogate, by default `min(ρÂ, clip(ρ)Â)`; with sg the value without gradient,
 
@@ -73,12 +95,17 @@ class GRPO(Objective):
 
     Shao et al., arXiv 2402.03300, eq. 3, whose `w_l = 1/(G|y|)` is the default; denominators 1/w
     of DAPO (arXiv 2503.14476) and Dr. GRPO (arXiv 2503.20783); sequence ratios of GSPO (arXiv
-    2507.18071). Force: `c_l = w_l [Â_l ρ_l 1[live] + β(e^{ref − π} − 1) − γ ρ_l log π_old,l]`, so
-    that `G_l = c_l (π_T − e)/T` with T the temperature of the sampling. With a sequence's ratio s,
-    `∂s/∂log π_l = s/n`: its tokens share the mean of `w Â s 1[live]` over the sequence.
+    2507.18071). Force: `c_l = w_l [Â_l ρ_l 1[live] + β(e^{ref − π} − 1) − γ ρ_l log π_old,l −
+    a_l (ρ_l − 1)]`, so that `G_l = c_l (π_T − e)/T` with T the temperature of the sampling. With a
+    sequence's ratio s, `∂s/∂log π_l = s/n`: its tokens share the mean of `w Â s 1[live]` over the
+    sequence.
 
-    The last term estimates the entropy bonus from the sampled tokens: at the sampling policy its
+    The third term estimates the entropy bonus from the sampled tokens: at the sampling policy its
     mean gradient is that of −γH, as `∇H = −E[log π ∇ log π]`. Its ratios are always per token.
+
+    KL-Cov (Cui et al., arXiv 2505.22617): a is its weight on the tokens of a step with the highest
+    covariance (`covariances`), 0 on others. Its term estimates `KL(π_old‖π)`; the authors' code has
+    |log ρ|, whose slope at ρ = 1 is the sign of a rounding error.
 
     The chosen side of a batch is the completions with Â ≥ 0, the rejected side the others.
     """
@@ -131,6 +158,9 @@ class GRPO(Objective):
         if self.config.entropy:
             old = self._old(logps, batch)
             value = value + self.config.entropy * (logps - old).exp() * old
+        if batch.anchor is not None:
+            change = logps - self._old(logps, batch)
+            value = value + batch.anchor * (torch.expm1(change) - change)
         return (aggregation_weights(self.config, batch, logps) * value).sum()
 
     def loss(self, logps: Tokens, batch: TokenBatch) -> Float[Tensor, ""]:
@@ -161,6 +191,15 @@ class GRPO(Objective):
 def _by_sign(condition: Bool[Tensor, " tokens"], pair: tuple[float, float], like: Tokens) -> Tokens:
     """The first of two numbers where a condition holds, else the second, as precise as `like`."""
     return torch.full_like(like, pair[1]).masked_fill(condition, pair[0])
+
+
+def anchors(held: KLCovConfig, advantage: Tokens, logps: Tokens) -> Tokens:
+    """`batch.anchor` of KL-Cov: its weight on the tokens with the highest covariance.
+
+    **Arguments:** of every token of a step, `advantage`, and `logps` of the policy that sampled.
+    """
+    highest = covariances(advantage, logps).topk(max(1, int(held.share * len(logps)))).indices
+    return torch.zeros_like(advantage).index_fill(0, highest, held.weight)
 
 
 Targets = Float[Tensor, "tokens targets"]

@@ -337,6 +337,7 @@ class GroupTrainConfig(LoopConfig):
     @model_validator(mode="after")
     def _can_be_sampled(self) -> Self:
         dose, longest = self.designed_dose, getattr(self.objective, "max_tokens", None)
+        held = getattr(self.objective, "kl_cov", None)
         check_settings(
             (
                 self.completions < (1 if isinstance(self.objective, SPINConfig) else 2),
@@ -353,6 +354,13 @@ class GroupTrainConfig(LoopConfig):
                 "train on rows",
             ),
             (not self.rewards, "rewards", [], "name at least one reward"),
+            (
+                held is not None and self.updates_per_rollout == 1,
+                "updates_per_rollout",
+                self.updates_per_rollout,
+                "kl_cov holds tokens to the policy that sampled them, which the only update of a "
+                "rollout begins at; set updates_per_rollout to 2 or more, or leave kl_cov out",
+            ),
             (
                 longest not in (None, self.max_new_tokens),
                 "objective.max_tokens",

@@ -171,6 +171,7 @@ class RecordedCompletion(_Recorded):
     old: list[float] | None = None
     reference: list[float] | None = None
     top: RecordedTop | None = None
+    anchor: list[float] | None = Field(None, exclude_if=lambda anchor: anchor is None)
 
     @property
     def side(self) -> int:
@@ -220,6 +221,7 @@ class RecordedGroup(_Recorded):
                         tensor(completion.top.logp),
                         tensor(completion.top.entropy),
                     ),
+                    tensor(completion.anchor),
                 )
                 for completion in self.completions
             ),
@@ -271,6 +273,7 @@ def _group(group: Group, temperature: float) -> RecordedGroup:
                     logp=completion.top.logp.tolist(),
                     entropy=completion.top.entropy.tolist(),
                 ),
+                anchor=_listed(completion.anchor),
             )
             for completion in group.completions
         ),
