@@ -78,10 +78,12 @@ KEEPING = ("positives_only", *CLIPPING)
 def _keeps_answers(objective: AnyConfig) -> bool:
     """Whether an objective is said to keep what several answers find."""
     if isinstance(objective, GRPOConfig):
-        rule = objective.advantage_rule
+        rule, dose = objective.advantage_rule, objective.designed_dose
         wider = objective.surrogate == "clipped" and objective.clip_high > objective.clip_low
         by_loss = bool(objective.entropy) or objective.kl_cov is not None or wider
-        return by_loss or rule.name in KEEPING or (rule.name == "thr" and rule.p < 0)
+        doses_entropy = dose is not None and dose.protect == "entropy"
+        explores = rule.name == "thr" and rule.p < 0
+        return by_loss or doses_entropy or explores or rule.name in KEEPING
     return isinstance(objective, SimKOConfig)
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from dynolab.data.batches import TokenBatch, TopTokens
@@ -47,6 +47,29 @@ class KLCovConfig(BaseModel):
     weight: float = Field(default=1.0, gt=0, description="Weight of their divergence from it.")
 
 
+class GroupDoseConfig(BaseModel):
+    """Settings of the dose that forces choose for the answers of a step's groups."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    protect: Literal["right", "entropy"] = Field(
+        default="right",
+        description="What a step lowers not at all, to first order. right: the mean log π of the "
+        "answers that it pushes up, by weaker pushes on the others. entropy: the mean entropy of "
+        "all tokens, by weaker pushes on any of them; needs per: token.",
+    )
+    per: Literal["batch", "group", "token"] = Field(
+        default="batch",
+        description="What has its own dose: the step's batch, each prompt's group, or each token.",
+    )
+
+    @model_validator(mode="after")
+    def _check_per(self) -> GroupDoseConfig:
+        if self.protect == "entropy" and self.per != "token":
+            remedy = "protect: entropy weakens pushes of either sign; set per: token"
+            raise ConfigError("designed_dose.per", self.per, remedy)
+        return self
+
+
 class GRPOConfig(ClippedConfig):
     """Settings of group relative policy optimisation."""
 
@@ -78,6 +101,12 @@ class GRPOConfig(ClippedConfig):
         description="Holds the tokens whose log π and advantage are high together to the policy "
         "that sampled them, against a falling entropy; acts from the second update of a rollout.",
     )
+    designed_dose: GroupDoseConfig | None = Field(
+        default=None,
+        exclude_if=lambda designed: designed is None,
+        description="In a training, each step's pushes are the largest with which it to first "
+        "order lowers neither the right answers nor, if so set, the entropy.",
+    )
 
 
 @register(GRPOConfig, "GRPO")
@@ -107,7 +136,8 @@ class GRPO(Objective):
     covariance (`covariances`), 0 on others. Its term estimates `KL(π_old‖π)`; the authors' code has
     |log ρ|, whose slope at ρ = 1 is the sign of a rounding error.
 
-    The chosen side of a batch is the completions with Â ≥ 0, the rejected side the others.
+    The chosen side of a batch is the completions with Â ≥ 0, the rejected side the others. Where
+    the batch has doses, the gradient through its tokens is multiplied by them.
     """
 
     def __init__(self, config: GRPOConfig) -> None:
@@ -165,6 +195,7 @@ class GRPO(Objective):
 
     def loss(self, logps: Tokens, batch: TokenBatch) -> Float[Tensor, ""]:
         """The batch's share of the step's loss."""
+        logps = self.dosed(logps, batch)
         loss = self._moving_loss(logps, batch)
         if (factor := self._constant_factor(logps.detach(), batch)) is not None:
             weight = aggregation_weights(self.config, batch, logps)
@@ -177,7 +208,8 @@ class GRPO(Objective):
         if (factor := self._constant_factor(logps, batch)) is not None:
             weight = aggregation_weights(self.config, batch, logps)
             weights = weights + weight * factor * advantages(batch)
-        return weights
+        doses = self.doses(logps, batch)
+        return weights if doses is None else weights * doses
 
     @torch.no_grad()
     def metrics(self, logps: Tokens, batch: TokenBatch) -> dict[str, Float[Tensor, ""]]:

@@ -179,5 +179,7 @@ def report(
     }
     if config.kl:
         named["train/kl"] = divergence(logps, batch)
+    if batch.dose is not None:
+        named["train/dose"] = batch.dose.to(logps)
     share = batch.totals.examples / batch.totals.tokens
     return {name: values.detach().sum() * share for name, values in named.items()}

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from dynolab.data.encode import Overlong
 from dynolab.errors import ConfigError, check_settings
 from dynolab.objectives.dpo import SPINConfig
-from dynolab.objectives.grpo import GRPOConfig
+from dynolab.objectives.grpo import GroupDoseConfig, GRPOConfig
 from dynolab.objectives.pairs import DesignedDoseConfig
 from dynolab.objectives.registry import ObjectiveConfig, RowObjectiveConfig
 from dynolab.objectives.sft import SFTConfig
@@ -262,8 +262,8 @@ class LoopConfig(BaseModel):
             )
 
     @property
-    def designed_dose(self) -> DesignedDoseConfig | None:
-        """How the dose of the push on rejected answers is chosen at every step, if it is."""
+    def designed_dose(self) -> DesignedDoseConfig | GroupDoseConfig | None:
+        """How the doses of pushes are chosen at every step, if they are."""
         return getattr(self.objective, "designed_dose", None)
 
     @property
@@ -347,7 +347,7 @@ class GroupTrainConfig(LoopConfig):
             ),
             (self.seed < 0, "seed", self.seed, "sampling needs a seed of 0 or more"),
             (
-                dose is not None,
+                isinstance(dose, DesignedDoseConfig),
                 "objective.designed_dose",
                 dose and dose.per,
                 "protects other rows' chosen answers; sampled groups have none; leave it out, or "

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
-from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -15,7 +14,7 @@ from torch import Tensor
 from dynolab import distributed
 from dynolab.data.batches import TokenBatch, TopTokens
 from dynolab.data.encode import EncodedExample
-from dynolab.data.groups import Completion, Group, collate_groups, count_group_totals
+from dynolab.data.groups import Completion, Group, collate_groups, count_group_totals, with_tokens
 from dynolab.data.packing import plan_rows, share_prompts
 from dynolab.data.rows import PromptRow
 from dynolab.likelihood.entropy_scores import EntropyScores, entropy_scores
@@ -210,13 +209,13 @@ def make_groups(
     table = torch.cat(tables)
     advantage = torch.cat([part.advantage for group in groups for part in group.completions])
     if isinstance(config, GRPOConfig) and config.kl_cov is not None:
-        groups = _with(groups, "anchor", anchors(config.kl_cov, advantage, table[:, 0]))
+        groups = with_tokens(groups, "anchor", anchors(config.kl_cov, advantage, table[:, 0]))
     if clips:
         entropies = EntropyScores(*table[:, -3:].float().unbind(1))
         rewritten = clip_advantages(
             config.advantage_rule, advantage, table[:, 0].float(), entropies, seed=seed
         )
-        return _with(groups, "advantage", rewritten)
+        return with_tokens(groups, "advantage", rewritten)
     if config.advantage_rule.name == "none":
         return groups
     # The ranks split the groups, and all return all.
@@ -289,21 +288,4 @@ def _rewrite(
         hidden,
         seed=seed,
     ).cpu()
-    return _with([group], "advantage", advantages)[0]
-
-
-def _with(
-    groups: Sequence[Group], field: Literal["advantage", "anchor"], values: Float[Tensor, " tokens"]
-) -> list[Group]:
-    """The groups with other values in a field of their completions' tokens."""
-    changed, start = [], 0
-    for group in groups:
-        completions = []
-        for completion in group.completions:
-            stop = start + completion.encoded.response_length
-            # A view would carry all values along.
-            part: dict[str, Any] = {field: values[start:stop].clone()}
-            completions.append(replace(completion, **part))
-            start = stop
-        changed.append(Group(group.id, tuple(completions)))
-    return changed
+    return with_tokens([group], "advantage", advantages)[0]

@@ -172,6 +172,7 @@ class RecordedCompletion(_Recorded):
     reference: list[float] | None = None
     top: RecordedTop | None = None
     anchor: list[float] | None = Field(None, exclude_if=lambda anchor: anchor is None)
+    dose: list[float] | None = Field(None, exclude_if=lambda dose: dose is None)
 
     @property
     def side(self) -> int:
@@ -222,6 +223,7 @@ class RecordedGroup(_Recorded):
                         tensor(completion.top.entropy),
                     ),
                     tensor(completion.anchor),
+                    tensor(completion.dose),
                 )
                 for completion in self.completions
             ),
@@ -274,6 +276,7 @@ def _group(group: Group, temperature: float) -> RecordedGroup:
                     entropy=completion.top.entropy.tolist(),
                 ),
                 anchor=_listed(completion.anchor),
+                dose=_listed(completion.dose),
             )
             for completion in group.completions
         ),

@@ -7,8 +7,7 @@ Prints one JSON object on its last line. Intervals are 95% t-intervals over seed
 - `entropy_rule_rank_correlation`, `…_low`, `…_high`: how well S of single tokens (arXiv
   2602.03392) orders a question's sampled answers by what each does to their entropy, exactly;
   `entropy_rule_sign_agreement`: how often it tells the sign. `entropy_advantage_…`: the same of
-  minus the advantage. The first step of GRPO in the worlds of strategies (and `…_sums` of sums),
-  means over questions.
+  minus the advantage. In the first step of GRPO in the world of strategies; means over questions.
 """
 
 from __future__ import annotations
@@ -35,14 +34,12 @@ FIRST_STEP = (
 
 def entropy_rule(_: Path) -> dict[str, float]:
     """S of the answers' tokens against the exact lines of the entropy."""
+    table = run("grpo", "strategies", *FIRST_STEP)["estimates"]
     figures: dict[str, float] = {}
-    for world, label in (("strategies", ""), ("sums", "_sums")):
-        table = run("grpo", world, *FIRST_STEP)["estimates"]
-        for name, figure in ENTROPY_RULES.items():
-            over_seeds = table[f"means/grpo/{figure}"]
-            figures[f"{name}{label}"] = over_seeds["mean"]
-            for end in ("low", "high"):
-                figures[f"{name}{label}_{end}"] = over_seeds[end]
+    for name, figure in ENTROPY_RULES.items():
+        over_seeds = table[f"means/grpo/{figure}"]
+        ends = {f"{name}_{end}": over_seeds[end] for end in ("low", "high")}
+        figures |= {name: over_seeds["mean"], **ends}
     return figures
 
 

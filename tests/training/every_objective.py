@@ -43,6 +43,11 @@ ON_GROUPS: dict[str, dict[str, Any]] = {
         "advantage_rule": {"name": "clip_v", "deviations": 0.5},
         "kl_cov": {"share": 0.1},
     },
+    "grpo designed": {"name": "grpo", "designed_dose": {"per": "group"}},
+    "grpo designed by entropy": {
+        "name": "grpo",
+        "designed_dose": {"per": "token", "protect": "entropy"},
+    },
     "simko": {"name": "simko", "share": 0.2},
     "online dpo": {"name": "dpo"},
     "online ipo": {"name": "ipo"},
