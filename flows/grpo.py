@@ -5,8 +5,9 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from dynolab.errors import ConfigError, check_known, under_field
+from dynolab.objectives.advantage_rules import AdvantageRuleConfig
 from dynolab.objectives.grpo import GRPOConfig, SimKOConfig
-from dynolab.objectives.policy_gradient import AdvantageRuleConfig, ClippedConfig
+from dynolab.objectives.policy_gradient import ClippedConfig
 from dynolab.objectives.registry import GroupConfig, ObjectiveConfig, names_of
 from dynolab.rollouts.rewards import Rewards
 from dynolab.training.config import GroupTrainConfig, TrainConfig

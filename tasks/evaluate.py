@@ -26,8 +26,8 @@ from dynolab.evaluation.displacement import (
 from dynolab.evaluation.samples import EVALUATION, likelihood_changes, right_answers, score_prompt
 from dynolab.forces import PolicyFunction
 from dynolab.objectives import build_objective
+from dynolab.objectives.advantage_rules import AdvantageRuleConfig
 from dynolab.objectives.grpo import GRPOConfig
-from dynolab.objectives.policy_gradient import AdvantageRuleConfig
 from dynolab.objectives.registry import GroupConfig, GroupObjectiveConfig
 from dynolab.results.groups import (
     CompletionForce,
@@ -256,4 +256,4 @@ def _questions(
     ]
 
 
-DISPLACEMENT = Stage("displacement", 3, displace)
+DISPLACEMENT = Stage("displacement", 4, displace)

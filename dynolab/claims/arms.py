@@ -29,6 +29,7 @@ from dynolab.comparisons.arm_table import (
     ArmTable,
     pass_names,
 )
+from dynolab.objectives.advantage_rules import CLIPPING
 from dynolab.objectives.grpo import GRPOConfig, SimKOConfig
 from dynolab.objectives.policy_gradient import ClippedConfig
 from dynolab.objectives.registry import AnyConfig
@@ -70,10 +71,19 @@ def assess_arms(objectives: Objectives, baseline: str, table: ArmTable) -> tuple
     return tuple(verdicts)
 
 
+KEEPING = ("positives_only", *CLIPPING)
+"""Advantage rules that are said to keep what several answers find."""
+
+
 def _keeps_answers(objective: AnyConfig) -> bool:
     """Whether an objective is said to keep what several answers find."""
     if isinstance(objective, GRPOConfig):
-        return bool(objective.entropy) or objective.advantage_rule.name == "positives_only"
+        rule, dose = objective.advantage_rule, objective.designed_dose
+        wider = objective.surrogate == "clipped" and objective.clip_high > objective.clip_low
+        by_loss = bool(objective.entropy) or objective.kl_cov is not None or wider
+        doses_entropy = dose is not None and dose.protect == "entropy"
+        explores = rule.name == "thr" and rule.p < 0
+        return by_loss or doses_entropy or explores or rule.name in KEEPING
     return isinstance(objective, SimKOConfig)
 
 

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from dynolab.data.rows import Split
+from dynolab.grouping import grouped
 from dynolab.results.groups import (
     CompletionForce,
     LikelihoodChange,
@@ -17,11 +18,20 @@ from dynolab.results.groups import (
     TokenChoice,
 )
 from dynolab.rollouts.passes import pass_at_k, pass_levels
-from dynolab.statistics import Interval, clear, column, mean_interval, ratio_interval
+from dynolab.statistics import (
+    Interval,
+    clear,
+    column,
+    mean_interval,
+    rank_correlation,
+    ratio_interval,
+)
 
 LAZY_SHARE, LAZY_CHANGE = "displaced/share", "displaced/change"
 SQUEEZE_INDEX = "squeeze/index"
 FROM_RIGHT, FROM_WRONG = "push/right", "push/wrong"
+RULE_RANK, RULE_SIGN = "entropy_rule/rank_correlation", "entropy_rule/sign_agreement"
+ADVANTAGE_RANK, ADVANTAGE_SIGN = "entropy_advantage/rank_correlation", "entropy_advantage/sign"
 PRECISION, RECALL = "tokens/precision", "tokens/recall"
 HARMFUL, HARM_FOUND = "tokens/harmful", "tokens/harm_found"
 
@@ -193,7 +203,8 @@ def choice_figures(rows: Sequence[TokenChoice]) -> dict[str, Interval]:
 def completion_figures(rows: Sequence[CompletionForce]) -> dict[str, Interval]:
     """What right and wrong answers of a question do to its right ones in one step.
 
-    Sums over a question's answers, means over questions, in nats per unit of the learning rate.
+    Sums over a question's answers, means over questions, in nats per unit of the learning rate. And
+    how well two rules tell which answers lower the entropy (`entropy_rule_figures`).
     """
     if not rows:
         return {}
@@ -206,7 +217,29 @@ def completion_figures(rows: Sequence[CompletionForce]) -> dict[str, Interval]:
     return {
         FROM_RIGHT: mean_interval([*right.values()]),
         FROM_WRONG: mean_interval([*wrong.values()]),
+        **entropy_rule_figures(rows),
     }
+
+
+def entropy_rule_figures(rows: Sequence[CompletionForce]) -> dict[str, Interval]:
+    """Rank correlation with what answers do to the entropy, and how often the sign is right.
+
+    Of S (`EntropyForces.rule`) and of minus the advantage, among a question's answers that are
+    pushed; means over questions.
+    """
+    found: dict[str, list[float]] = {}
+    for of_question in grouped((row.id, row) for row in rows).values():
+        pushed = [row for row in of_question if row.advantage and row.entropy is not None]
+        if not pushed:
+            continue
+        exact = column(pushed, "entropy")
+        for rank, sign, rule in (
+            (RULE_RANK, RULE_SIGN, column(pushed, "entropy_rule")),
+            (ADVANTAGE_RANK, ADVANTAGE_SIGN, -column(pushed, "advantage")),
+        ):
+            found.setdefault(rank, []).append(float(rank_correlation(rule, exact)))
+            found.setdefault(sign, []).append(float(np.mean(np.sign(rule) == np.sign(exact))))
+    return {name: mean_interval(values) for name, values in found.items()}
 
 
 def pass_names(figures: Sequence[str], split: str) -> list[str]:

@@ -60,9 +60,10 @@ class TokenBatch:
     fields. Per response token: `reference`, its log-probability under the reference; `advantage`,
     the factor of its push; `dose`, a further factor on it, chosen by the step; `old`, its
     log-probability under the policy that sampled it (None: the current policy, as in the first
-    update after sampling); `top`, that policy's likeliest tokens. Per sequence: `wins`, the
-    probability that the response is preferred to one of the policy's; `weight`, the factor of its
-    example's loss. Of the whole step: `drift`, the policy's mean log-ratio on unrelated answers.
+    update after sampling); `anchor`, how hard it is held to `old`; `top`, the sampling policy's
+    likeliest tokens. Per sequence: `wins`, the probability that the response is preferred to one of
+    the policy's; `weight`, the factor of its example's loss. Of the whole step: `drift`, the
+    policy's mean log-ratio on unrelated answers.
     """
 
     input_ids: Int[Tensor, "rows length"]
@@ -78,6 +79,7 @@ class TokenBatch:
     reference: Float[Tensor, " tokens"] | None = None
     advantage: Float[Tensor, " tokens"] | None = None
     old: Float[Tensor, " tokens"] | None = None
+    anchor: Float[Tensor, " tokens"] | None = None
     top: TopTokens | None = None
     wins: Float[Tensor, " sequences"] | None = None
     weight: Float[Tensor, " sequences"] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -20,6 +21,8 @@ class Completion:
 
     `advantage` is the factor of each token's push; `old` and `reference` are log-probabilities in
     nats under the policy that sampled and under the reference, at the sampling temperature.
+    `anchor` is the weight of each token's divergence from `old`; `dose` the factor on its push,
+    where the step has chosen it.
     """
 
     encoded: Encoded
@@ -27,6 +30,8 @@ class Completion:
     old: Float[Tensor, " response"] | None = None
     reference: Float[Tensor, " response"] | None = None
     top: TopTokens | None = None
+    anchor: Float[Tensor, " response"] | None = None
+    dose: Float[Tensor, " response"] | None = None
 
     @property
     def side(self) -> int:
@@ -69,9 +74,30 @@ def collate_groups(
         advantage=torch.cat([completion.advantage for completion in completions]),
         old=_concatenate(completions, lambda completion: completion.old),
         reference=_concatenate(completions, lambda completion: completion.reference),
+        anchor=_concatenate(completions, lambda completion: completion.anchor),
+        dose=_concatenate(completions, lambda completion: completion.dose),
         top=_concatenate_top([completion.top for completion in completions]),
         temperature=temperature,
     )
+
+
+def with_tokens(
+    groups: Sequence[Group],
+    field: Literal["advantage", "anchor", "dose"],
+    values: Float[Tensor, " tokens"],
+) -> list[Group]:
+    """The groups with other values in a field of their completions' tokens."""
+    changed, start = [], 0
+    for group in groups:
+        completions = []
+        for completion in group.completions:
+            stop = start + completion.encoded.response_length
+            # A view would carry all values along.
+            part: dict[str, Any] = {field: values[start:stop].clone()}
+            completions.append(replace(completion, **part))
+            start = stop
+        changed.append(Group(group.id, tuple(completions)))
+    return changed
 
 
 def count_group_totals(groups: Sequence[Group]) -> Totals:

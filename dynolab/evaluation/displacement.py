@@ -1,7 +1,7 @@
 """What updates, answers and tokens do to a question's right answers.
 
 Lazy likelihood displacement: whether an update on a question lifts its right answers. And what
-pushing each sampled answer, and each of its tokens, does to them, exactly.
+pushing each sampled answer, and each of its tokens, does to them, and to the entropy, exactly.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from torch import Tensor
 from dynolab.data.batches import TokenBatch
 from dynolab.errors import ConfigError
 from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.function.weights import Weights
+from dynolab.forces.ledger.measures import entropy
+from dynolab.likelihood.entropy_scores import entropy_scores
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives.base import Objective, read_logps
 from dynolab.results.groups import CompletionForce, TokenChoice
@@ -33,6 +36,10 @@ class Question:
 
 Update = Callable[[ResponseLogits, Question], None]
 """Changes the model's weights in place."""
+
+
+Value = Callable[[Weights], Float[Tensor, ""]]
+"""A number that depends on the weights."""
 
 
 @dataclass(frozen=True)
@@ -131,26 +138,73 @@ def right_answer_forces(
     **Returns:** nats per unit of the learning rate; below zero a token drags right answers down.
     """
     batch = question.batch
-    carried = policy.change_along({}, [_gradient_of_right(policy, question)], batch)[0]
+
+    def right(weights: Weights) -> Float[Tensor, ""]:
+        return batch.sequence_sum(policy.logps(weights, batch))[question.correct].mean()
+
+    return _pushes_along(policy, objective, batch, right)
+
+
+@dataclass(frozen=True)
+class EntropyForces:
+    """What each token of a batch's answers does to the mean entropy of all their tokens.
+
+    - `exact`: `c_l ⟨∇ log π_l, ∇ H̄⟩`, nats per unit of the learning rate: the token's line in a
+      ledger of a plain gradient step.
+    - `rule`: `−c_l (S_l − E_π S)` (Wang et al., arXiv 2602.03392, theorem 3.3), the change of the
+      entropy at the token's own position alone as if each logit were a weight of its own; up to a
+      factor.
+    """
+
+    exact: Float[Tensor, " tokens"]
+    rule: Float[Tensor, " tokens"]
+
+
+def entropy_forces(
+    policy: PolicyFunction, objective: Objective, batch: TokenBatch
+) -> EntropyForces:
+    """Of every token, at the batch's temperature; one backward and one forward-mode pass."""
+
+    def mean_entropy(weights: Weights) -> Float[Tensor, ""]:
+        return entropy(policy.logits(weights, batch) / batch.temperature, batch.token).mean()
+
+    exact = _pushes_along(policy, objective, batch, mean_entropy)
+    pushes = objective.token_weights(policy.logps({}, batch), batch)
+    return EntropyForces(exact, -pushes * entropy_scores(policy.logits({}, batch), batch).fall)
+
+
+def _pushes_along(
+    policy: PolicyFunction, objective: Objective, batch: TokenBatch, value: Value
+) -> Float[Tensor, " tokens"]:
+    """`c_l ⟨∇ log π_l, ∇ value⟩` of every token."""
+    carried = policy.change_along({}, [_gradient_of(policy, value)], batch)[0]
     return objective.token_weights(policy.logps({}, batch), batch) * carried
 
 
 def completion_forces(
     policy: PolicyFunction, objective: Objective, question: Question
 ) -> list[CompletionForce]:
-    """`right_answer_forces`, summed over each answer's tokens."""
+    """`right_answer_forces` and `entropy_forces`, summed over each answer's tokens."""
     batch = question.batch
     assert batch.advantage is not None
-    forces = batch.sequence_sum(right_answer_forces(policy, objective, question).double())
+    of_entropy = entropy_forces(policy, objective, batch)
+    token_forces = [
+        right_answer_forces(policy, objective, question),
+        of_entropy.exact,
+        of_entropy.rule,
+    ]
+    forces = batch.sequence_sum(torch.stack(token_forces, dim=1).double())
     advantages = batch.sequence_sum(batch.advantage) / batch.sequence_length
     rows = []
-    for sequence, force in enumerate(forces.tolist()):
+    for sequence, (force, on_entropy, by_rule) in enumerate(forces.tolist()):
         row = CompletionForce(
             id=batch.ids[0],
             correct=bool(question.correct[sequence]),
             advantage=float(advantages[sequence]),
             tokens=int(batch.sequence_length[sequence]),
             force=force,
+            entropy=on_entropy,
+            entropy_rule=by_rule,
         )
         rows.append(row)
     return rows
@@ -184,11 +238,9 @@ def token_choice(
     )
 
 
-def _gradient_of_right(policy: PolicyFunction, question: Question) -> dict[str, Tensor]:
-    """∇R, R the mean of log π(y|x) over the right answers."""
-    batch = question.batch
+def _gradient_of(policy: PolicyFunction, value: Value) -> dict[str, Tensor]:
     leaves = {name: weight.clone().requires_grad_() for name, weight in policy.weights.items()}
     with torch.enable_grad():
-        right = batch.sequence_sum(policy.logps(leaves, batch))[question.correct].mean()
-        gradients = torch.autograd.grad(right, list(leaves.values()), materialize_grads=True)
+        wanted = list(leaves.values())
+        gradients = torch.autograd.grad(value(leaves), wanted, materialize_grads=True)
     return dict(zip(leaves, gradients, strict=True))

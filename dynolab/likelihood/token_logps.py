@@ -100,29 +100,30 @@ def token_logps(
     logits: Float[Tensor, "tokens vocabulary"], batch: TokenBatch
 ) -> Float[Tensor, " tokens"]:
     """`log π(y_l | x, y_<l)` of every response token at the batch's temperature, in nats."""
-    return _log_softmax(logits, batch).gather(-1, batch.token[:, None]).squeeze(-1)
+    return log_softmax_at(logits, batch).gather(-1, batch.token[:, None]).squeeze(-1)
 
 
 def target_logps(
     logits: Float[Tensor, "tokens vocabulary"], batch: TokenBatch
 ) -> Float[Tensor, "tokens targets"]:
     """`log π` of every response token and, beside it, of its position's `batch.top` tokens."""
-    return _log_softmax(logits, batch).gather(-1, batch.targets)
+    return log_softmax_at(logits, batch).gather(-1, batch.targets)
 
 
 def top_tokens(
     logits: Float[Tensor, "tokens vocabulary"], batch: TokenBatch, ranks: int
 ) -> TopTokens:
     """Every position's `ranks` likeliest tokens and its entropy, at the batch's temperature."""
-    logps = _log_softmax(logits, batch)
+    logps = log_softmax_at(logits, batch)
     best = logps.topk(ranks, dim=-1)
     # An impossible token adds nothing to the entropy: 0 · −inf counts as 0.
     entropy = -(logps.exp() * logps.clamp_min(torch.finfo(logps.dtype).min)).sum(-1)
     return TopTokens(best.indices, best.values, entropy)
 
 
-def _log_softmax(
+def log_softmax_at(
     logits: Float[Tensor, "tokens vocabulary"], batch: TokenBatch
 ) -> Float[Tensor, "tokens vocabulary"]:
+    """`log π` of the whole vocabulary at every response token, at the batch's temperature."""
     scaled = logits if batch.temperature == 1 else logits / batch.temperature
     return torch.log_softmax(scaled, dim=-1)

@@ -8,6 +8,10 @@ A loss on pairs of answers is one short method on `PairObjective`, or a function
 puts into its batch. A loss's force is its gradient by the log-probabilities (`Objective`).
 """
 
+from dynolab.objectives.advantage_rules import (
+    AdvantageRuleConfig as AdvantageRuleConfig,
+    rewrite_advantages as rewrite_advantages,
+)
 from dynolab.objectives.base import (
     Objective as Objective,
     force as force,
@@ -18,11 +22,7 @@ from dynolab.objectives.dpo import DPO as DPO
 from dynolab.objectives.grpo import GRPO as GRPO, SimKO as SimKO
 from dynolab.objectives.pair_losses import SPPO as SPPO, SimPO as SimPO, SLiC as SLiC
 from dynolab.objectives.pairs import Answers as Answers
-from dynolab.objectives.policy_gradient import (
-    AdvantageRuleConfig as AdvantageRuleConfig,
-    group_advantages as group_advantages,
-    rewrite_advantages as rewrite_advantages,
-)
+from dynolab.objectives.policy_gradient import group_advantages as group_advantages
 from dynolab.objectives.registry import *  # noqa: F403  the settings of every objective
 from dynolab.objectives.registry import (
     GroupObjectiveConfig as GroupObjectiveConfig,

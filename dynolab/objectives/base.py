@@ -47,6 +47,17 @@ class Objective(ABC):
         weights: Float[Tensor, "tokens ..."] = -torch.func.grad(self.loss)(logps, batch)
         return weights
 
+    def doses(
+        self, logps: Float[Tensor, " tokens"], batch: TokenBatch
+    ) -> Float[Tensor, " tokens"] | None:
+        """Factor on the push of every token; None if all are 1."""
+        return None if batch.dose is None else batch.dose.to(logps)
+
+    def dosed(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> Float[Tensor, " tokens"]:
+        """The same values, whose gradient is multiplied by the doses, for objectives with them."""
+        doses = self.doses(logps, batch)
+        return logps if doses is None else torch.lerp(logps.detach(), logps, doses)
+
     @abstractmethod
     def metrics(
         self, logps: Float[Tensor, " tokens"], batch: TokenBatch

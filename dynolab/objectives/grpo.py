@@ -7,11 +7,12 @@ from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from dynolab.data.batches import TokenBatch, TopTokens
 from dynolab.errors import ConfigError
+from dynolab.objectives.advantage_rules import covariances
 from dynolab.objectives.base import Objective
 from dynolab.objectives.policy_gradient import (
     ClippedConfig,
@@ -31,6 +32,42 @@ SAPO_TEMPERATURES = (1.0, 1.05)
 """τ of sapo where the advantage is positive, and elsewhere: the paper's, and TRL's."""
 VESPO_GAMMA = ((2.0, 3.0), (3.0, 2.0))
 """k and λ of vespo, each for advantages that are not negative, and for others: TRL's."""
+
+
+class KLCovConfig(BaseModel):
+    """Settings of KL-Cov; the defaults are the paper's for a model of 7B weights."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    share: float = Field(
+        default=2e-3,
+        gt=0,
+        le=1,
+        description="Of all tokens, how many are held to the policy that sampled, at least one.",
+    )
+    weight: float = Field(default=1.0, gt=0, description="Weight of their divergence from it.")
+
+
+class GroupDoseConfig(BaseModel):
+    """Settings of the dose that forces choose for the answers of a step's groups."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    protect: Literal["right", "entropy"] = Field(
+        default="right",
+        description="What a step lowers not at all, to first order. right: the mean log π of the "
+        "answers that it pushes up, by weaker pushes on the others. entropy: the mean entropy of "
+        "all tokens, by weaker pushes on any of them; needs per: token.",
+    )
+    per: Literal["batch", "group", "token"] = Field(
+        default="batch",
+        description="What has its own dose: the step's batch, each prompt's group, or each token.",
+    )
+
+    @model_validator(mode="after")
+    def _check_per(self) -> GroupDoseConfig:
+        if self.protect == "entropy" and self.per != "token":
+            remedy = "protect: entropy weakens pushes of either sign; set per: token"
+            raise ConfigError("designed_dose.per", self.per, remedy)
+        return self
 
 
 class GRPOConfig(ClippedConfig):
@@ -58,11 +95,25 @@ class GRPOConfig(ClippedConfig):
         exclude_if=lambda entropy: not entropy,
         description="Weight γ of the entropy of each token's distribution, which is raised.",
     )
+    kl_cov: KLCovConfig | None = Field(
+        default=None,
+        exclude_if=lambda held: held is None,
+        description="Holds the tokens whose log π and advantage are high together to the policy "
+        "that sampled them, against a falling entropy; acts from the second update of a rollout.",
+    )
+    designed_dose: GroupDoseConfig | None = Field(
+        default=None,
+        exclude_if=lambda designed: designed is None,
+        description="In a training, each step's pushes are the largest with which it to first "
+        "order lowers neither the right answers nor, if so set, the entropy.",
+    )
 
 
 @register(GRPOConfig, "GRPO")
 class GRPO(Objective):
-    """`L = Σ_l w_l [−S_l + β k3_l + γ ρ_l log π_old,l]`, ρ the ratio of policy to old policy.
+    """`L = Σ_l w_l [−S_l + β k3_l + γ ρ_l log π_old,l + a_l (ρ_l − 1 − log ρ_l)]`.
+
+    ρ is the ratio of policy to old policy.
 
     S is the surrogate, by default `min(ρÂ, clip(ρ)Â)`; with sg the value without gradient,
 
@@ -73,14 +124,20 @@ class GRPO(Objective):
 
     Shao et al., arXiv 2402.03300, eq. 3, whose `w_l = 1/(G|y|)` is the default; denominators 1/w
     of DAPO (arXiv 2503.14476) and Dr. GRPO (arXiv 2503.20783); sequence ratios of GSPO (arXiv
-    2507.18071). Force: `c_l = w_l [Â_l ρ_l 1[live] + β(e^{ref − π} − 1) − γ ρ_l log π_old,l]`, so
-    that `G_l = c_l (π_T − e)/T` with T the temperature of the sampling. With a sequence's ratio s,
-    `∂s/∂log π_l = s/n`: its tokens share the mean of `w Â s 1[live]` over the sequence.
+    2507.18071). Force: `c_l = w_l [Â_l ρ_l 1[live] + β(e^{ref − π} − 1) − γ ρ_l log π_old,l −
+    a_l (ρ_l − 1)]`, so that `G_l = c_l (π_T − e)/T` with T the temperature of the sampling. With a
+    sequence's ratio s, `∂s/∂log π_l = s/n`: its tokens share the mean of `w Â s 1[live]` over the
+    sequence.
 
-    The last term estimates the entropy bonus from the sampled tokens: at the sampling policy its
+    The third term estimates the entropy bonus from the sampled tokens: at the sampling policy its
     mean gradient is that of −γH, as `∇H = −E[log π ∇ log π]`. Its ratios are always per token.
 
-    The chosen side of a batch is the completions with Â ≥ 0, the rejected side the others.
+    KL-Cov (Cui et al., arXiv 2505.22617): a is its weight on the tokens of a step with the highest
+    covariance (`covariances`), 0 on others. Its term estimates `KL(π_old‖π)`; the authors' code has
+    |log ρ|, whose slope at ρ = 1 is the sign of a rounding error.
+
+    The chosen side of a batch is the completions with Â ≥ 0, the rejected side the others. Where
+    the batch has doses, the gradient through its tokens is multiplied by them.
     """
 
     def __init__(self, config: GRPOConfig) -> None:
@@ -131,10 +188,14 @@ class GRPO(Objective):
         if self.config.entropy:
             old = self._old(logps, batch)
             value = value + self.config.entropy * (logps - old).exp() * old
+        if batch.anchor is not None:
+            change = logps - self._old(logps, batch)
+            value = value + batch.anchor * (torch.expm1(change) - change)
         return (aggregation_weights(self.config, batch, logps) * value).sum()
 
     def loss(self, logps: Tokens, batch: TokenBatch) -> Float[Tensor, ""]:
         """The batch's share of the step's loss."""
+        logps = self.dosed(logps, batch)
         loss = self._moving_loss(logps, batch)
         if (factor := self._constant_factor(logps.detach(), batch)) is not None:
             weight = aggregation_weights(self.config, batch, logps)
@@ -147,7 +208,8 @@ class GRPO(Objective):
         if (factor := self._constant_factor(logps, batch)) is not None:
             weight = aggregation_weights(self.config, batch, logps)
             weights = weights + weight * factor * advantages(batch)
-        return weights
+        doses = self.doses(logps, batch)
+        return weights if doses is None else weights * doses
 
     @torch.no_grad()
     def metrics(self, logps: Tokens, batch: TokenBatch) -> dict[str, Float[Tensor, ""]]:
@@ -161,6 +223,15 @@ class GRPO(Objective):
 def _by_sign(condition: Bool[Tensor, " tokens"], pair: tuple[float, float], like: Tokens) -> Tokens:
     """The first of two numbers where a condition holds, else the second, as precise as `like`."""
     return torch.full_like(like, pair[1]).masked_fill(condition, pair[0])
+
+
+def anchors(held: KLCovConfig, advantage: Tokens, logps: Tokens) -> Tokens:
+    """`batch.anchor` of KL-Cov: its weight on the tokens with the highest covariance.
+
+    **Arguments:** of every token of a step, `advantage`, and `logps` of the policy that sampled.
+    """
+    highest = covariances(advantage, logps).topk(max(1, int(held.share * len(logps)))).indices
+    return torch.zeros_like(advantage).index_fill(0, highest, held.weight)
 
 
 Targets = Float[Tensor, "tokens targets"]

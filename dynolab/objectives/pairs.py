@@ -178,17 +178,9 @@ class PairObjective(Objective, Generic[Config]):
         chosen, rejected = zip(*map(batch.by_side, columns), strict=True)
         return Answers(*chosen), Answers(*rejected)
 
-    def doses(
-        self, logps: Float[Tensor, " tokens"], batch: TokenBatch
-    ) -> Float[Tensor, " tokens"] | None:
-        """Factor on the push of every token, 1 on chosen ones; None if all are 1."""
-        return None if batch.dose is None else batch.dose.to(logps)
-
     def loss(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> Float[Tensor, ""]:
         """The batch's share of the step's mean φ."""
-        if (doses := self.doses(logps, batch)) is not None:
-            logps = torch.lerp(logps.detach(), logps, doses)
-        return self._whole_loss(logps, batch)
+        return self._whole_loss(self.dosed(logps, batch), batch)
 
     def token_weights(
         self, logps: Float[Tensor, " tokens"], batch: TokenBatch

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
 from dynolab.errors import ConfigError
+from dynolab.objectives.advantage_rules import AdvantageRuleConfig
 
 Tokens = Float[Tensor, "tokens"]
 
@@ -37,129 +38,6 @@ def group_advantages(
     if leave_one_out:
         centred = centred * len(rewards) / (len(rewards) - 1)
     return centred / (rewards.std() + 1e-4) if scale_by_std else centred
-
-
-class AdvantageRuleConfig(BaseModel):
-    """How a group's advantages are rewritten token by token before training."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    name: Literal["none", "nthr", "positives_only", "random_tokens"] = Field(
-        default="none",
-        description="nthr: scales tokens of wrong answers that drag right ones down. Its controls: "
-        "positives_only drops the push of wrong answers, random_tokens scales as many tokens at "
-        "random.",
-    )
-    threshold: float = Field(
-        default=1.0,
-        ge=0,
-        description="β of nthr: a larger one scales fewer tokens. Also used by random_tokens.",
-    )
-    factor: float | None = Field(
-        default=None, ge=0, le=1, description="Factor on scaled tokens; default 2|0.5 − pass rate|."
-    )
-
-
-def rewrite_advantages(
-    config: AdvantageRuleConfig,
-    batch: TokenBatch,
-    correct: Bool[Tensor, " sequences"],
-    logits: Float[Tensor, "tokens vocabulary"],
-    hidden: Float[Tensor, "tokens features"],
-    *,
-    seed: int = 0,
-) -> Tokens:
-    """Applies a rule to the batch's advantages, group by group; no sign changes.
-
-    NTHR (Deng et al., arXiv 2505.18830): tokens of a wrong completion whose influence on the
-    right ones (`influence`) exceeds τ = β · (the least mean influence of a right completion's own
-    tokens) keep 2|0.5 − p| of their advantage, p the group's pass rate. Groups that are all right
-    or all wrong are unchanged.
-
-    **Arguments:**
-
-    - `batch`: whole groups, with their advantages.
-    - `correct`: whether each completion is right.
-    - `logits`, `hidden`: the sampling policy's, at every response token (`ResponseLogits.hidden`).
-    - `seed`: for the tokens that `random_tokens` draws.
-    """
-    if batch.advantage is None:
-        raise ConfigError("batch.advantage", None, "collate sampled groups (collate_groups)")
-    if config.name == "none":
-        return batch.advantage
-    if config.name == "positives_only":
-        return batch.advantage.clamp(min=0)
-    rewritten = batch.advantage.clone()
-    generator = torch.Generator().manual_seed(seed)
-    for group in batch.example.unique().tolist():
-        members = batch.example == group
-        rate = float(correct[members].double().mean())
-        if rate in (0.0, 1.0):
-            continue
-        tokens = torch.nonzero(members[batch.sequence]).squeeze(1)
-        completion, token = batch.sequence[tokens], batch.token[tokens]
-        strength = influence(
-            logits[tokens] / batch.temperature, hidden[tokens], token, correct[completion]
-        )
-        scaled = _harmful(strength, completion, correct, config.threshold)
-        if config.name == "random_tokens":
-            scaled = _randomised(scaled, completion, generator)
-        factor = abs(1 - 2 * rate) if config.factor is None else config.factor
-        rewritten[tokens[scaled]] *= factor
-    return rewritten
-
-
-def influence(
-    logits: Float[Tensor, "tokens vocabulary"],
-    hidden: Float[Tensor, "tokens features"],
-    token: Int[Tensor, " tokens"],
-    right: Bool[Tensor, " tokens"],
-    *,
-    present_only: bool = True,
-) -> Tokens:
-    """`s_k = Σ_j ⟨g_j, g_k⟩⟨h_j, h_k⟩` over the tokens j of right completions, `g = e_y − π`.
-
-    Deng et al., arXiv 2505.18830. `g hᵀ` is the gradient of a token's log-probability with respect
-    to the output head, so s_k measures how far pushing token k down pushes the right answers down
-    through the head. Computed as `gᵀMh` with `M = Σ_j g_j h_jᵀ`.
-
-    **Arguments:** `present_only`: g has only the entries of tokens that occur in the group, as in
-    the authors' code, for a fraction of the memory; otherwise those of the whole vocabulary.
-    """
-    policy = torch.softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
-    columns, place = token.unique(return_inverse=True)
-    if not present_only:
-        columns, place = torch.arange(logits.shape[1], device=token.device), token
-    pull = -policy[:, columns]
-    pull[torch.arange(len(token), device=token.device), place] += 1
-    hidden = hidden.to(pull.dtype)
-    moment = pull[right].T @ hidden[right]
-    return ((pull @ moment) * hidden).sum(-1)
-
-
-def _harmful(
-    strength: Tokens,
-    completion: Int[Tensor, " tokens"],
-    correct: Bool[Tensor, " sequences"],
-    threshold: float,
-) -> Bool[Tensor, " tokens"]:
-    """Tokens of wrong completions above τ; a right completion's mean includes its part of M."""
-    right = correct[completion]
-    means = [strength[completion == number].mean() for number in completion[right].unique()]
-    return ~right & (strength > threshold * torch.stack(means).min())
-
-
-def _randomised(
-    selected: Bool[Tensor, " tokens"],
-    completion: Int[Tensor, " tokens"],
-    generator: torch.Generator,
-) -> Bool[Tensor, " tokens"]:
-    """Selects as many tokens of each completion at random."""
-    drawn = torch.zeros_like(selected)
-    for number in completion[selected].unique():
-        places = torch.nonzero(completion == number).squeeze(1)
-        order = torch.randperm(len(places), generator=generator).to(places.device)
-        drawn[places[order[: int(selected[places].sum())]]] = True
-    return drawn
 
 
 Aggregation = Literal["grpo", "bnpo", "dr_grpo", "dapo", "luspo"]
@@ -301,5 +179,7 @@ def report(
     }
     if config.kl:
         named["train/kl"] = divergence(logps, batch)
+    if batch.dose is not None:
+        named["train/dose"] = batch.dose.to(logps)
     share = batch.totals.examples / batch.totals.tokens
     return {name: values.detach().sum() * share for name, values in named.items()}

@@ -100,7 +100,9 @@ class CompletionForce(Row):
 
     `force`: to first order, in one gradient step on the question, in nats per unit of the learning
     rate, mean over the right answers. `advantage`: the mean over its tokens, after the objective's
-    rule.
+    rule. `entropy`: what the push did to the mean entropy of all tokens of the question's answers,
+    in nats per unit of the learning rate; `entropy_rule`: what S of each token alone says of it, up
+    to a factor (`EntropyForces`).
     """
 
     id: str
@@ -108,3 +110,5 @@ class CompletionForce(Row):
     advantage: float
     tokens: int
     force: float
+    entropy: float | None = Field(None, exclude_if=lambda nats: nats is None)
+    entropy_rule: float | None = Field(None, exclude_if=lambda score: score is None)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from dynolab.data.encode import Overlong
 from dynolab.errors import ConfigError, check_settings
 from dynolab.objectives.dpo import SPINConfig
-from dynolab.objectives.grpo import GRPOConfig
+from dynolab.objectives.grpo import GroupDoseConfig, GRPOConfig
 from dynolab.objectives.pairs import DesignedDoseConfig
 from dynolab.objectives.registry import ObjectiveConfig, RowObjectiveConfig
 from dynolab.objectives.sft import SFTConfig
@@ -262,8 +262,8 @@ class LoopConfig(BaseModel):
             )
 
     @property
-    def designed_dose(self) -> DesignedDoseConfig | None:
-        """How the dose of the push on rejected answers is chosen at every step, if it is."""
+    def designed_dose(self) -> DesignedDoseConfig | GroupDoseConfig | None:
+        """How the doses of pushes are chosen at every step, if they are."""
         return getattr(self.objective, "designed_dose", None)
 
     @property
@@ -337,6 +337,7 @@ class GroupTrainConfig(LoopConfig):
     @model_validator(mode="after")
     def _can_be_sampled(self) -> Self:
         dose, longest = self.designed_dose, getattr(self.objective, "max_tokens", None)
+        held = getattr(self.objective, "kl_cov", None)
         check_settings(
             (
                 self.completions < (1 if isinstance(self.objective, SPINConfig) else 2),
@@ -346,13 +347,20 @@ class GroupTrainConfig(LoopConfig):
             ),
             (self.seed < 0, "seed", self.seed, "sampling needs a seed of 0 or more"),
             (
-                dose is not None,
+                isinstance(dose, DesignedDoseConfig),
                 "objective.designed_dose",
                 dose and dose.per,
                 "protects other rows' chosen answers; sampled groups have none; leave it out, or "
                 "train on rows",
             ),
             (not self.rewards, "rewards", [], "name at least one reward"),
+            (
+                held is not None and self.updates_per_rollout == 1,
+                "updates_per_rollout",
+                self.updates_per_rollout,
+                "kl_cov holds tokens to the policy that sampled them, which the only update of a "
+                "rollout begins at; set updates_per_rollout to 2 or more, or leave kl_cov out",
+            ),
             (
                 longest not in (None, self.max_new_tokens),
                 "objective.max_tokens",

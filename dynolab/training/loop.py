@@ -403,13 +403,14 @@ class Trainer:
         job, objective = self.job, self.objective
         if isinstance(job.config, GroupTrainConfig):
             prompts = load_prompts(job.examples, self.encoder, job.config.max_new_tokens)
+            if job.config.designed_dose is not None:
+                self.designer = DoseDesigner(job.config, ResponseLogits(self.policy), objective)
             return Online(
                 prompts, objective, job.config, self.policy, self.encoder, pad_id=self.pad_id
             )
         rows = load_examples(job.examples, self.encoder, job.config.objective)
-        dose = job.config.designed_dose
-        if dose is not None:
+        if job.config.designed_dose is not None:
             self.designer = DoseDesigner(
-                dose, job.config, ResponseLogits(self.policy), objective, rows, self.pad_id
+                job.config, ResponseLogits(self.policy), objective, rows, self.pad_id
             )
         return Offline(rows, objective, job, self.pad_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
 
@@ -14,12 +14,14 @@ from torch import Tensor
 from dynolab import distributed
 from dynolab.data.batches import TokenBatch, TopTokens
 from dynolab.data.encode import EncodedExample
-from dynolab.data.groups import Completion, Group, collate_groups, count_group_totals
+from dynolab.data.groups import Completion, Group, collate_groups, count_group_totals, with_tokens
 from dynolab.data.packing import plan_rows, share_prompts
 from dynolab.data.rows import PromptRow
+from dynolab.likelihood.entropy_scores import EntropyScores, entropy_scores
 from dynolab.likelihood.token_logps import ResponseLogits, packing_width, token_logps, top_tokens
 from dynolab.objectives import group_advantages, rewrite_advantages
-from dynolab.objectives.grpo import SimKOConfig
+from dynolab.objectives.advantage_rules import CLIPPING, clip_advantages
+from dynolab.objectives.grpo import GRPOConfig, SimKOConfig, anchors
 from dynolab.objectives.policy_gradient import ClippedConfig
 from dynolab.rollouts.generator import Generator, SampleConfig, Sampled, generate_on_ranks
 from dynolab.rollouts.passes import SAMPLES_PER_K, pass_at_k, pass_levels
@@ -159,11 +161,14 @@ def make_groups(
 
     - `right_from`: lowest reward of a right completion, for rules that rewrite advantages.
     - `seed`: of rules that draw random tokens.
+
+    Rules that compare a token with all of a batch compare it with all of these answers'.
     """
     samples = chain.from_iterable(group.sampled for group in answers)
     sequences = [sample.encoded for sample in samples]
     ranks = config.ranks if isinstance(config, SimKOConfig) else 0
-    read = partial(_own_and_top, ranks=ranks)
+    clips = config.advantage_rule.name in CLIPPING
+    read = partial(_own_and_top, ranks=ranks, with_scores=clips)
     scores = iter(
         score_responses(
             scorer.policy, sequences, scorer.pad_id, scorer.batch, read, temperature=temperature
@@ -176,7 +181,7 @@ def make_groups(
                 scorer.reference, sequences, scorer.pad_id, scorer.batch, temperature=temperature
             )
         )
-    groups = []
+    groups, tables = [], list[Tensor]()
     for answer in answers:
         scored = [(next(scores), next(references)) for _ in answer.sampled]
         rewards = torch.tensor(answer.rewards, dtype=torch.float64)
@@ -197,7 +202,20 @@ def make_groups(
         completions = []
         for sampled, advantage, columns in zip(answer.sampled, advantages, scored, strict=True):
             completions.append(_completion(sampled, advantage, *columns, ranks))
+            tables.append(columns[0])
         groups.append(Group(answer.id, tuple(completions)))
+    if not groups:
+        return groups
+    table = torch.cat(tables)
+    advantage = torch.cat([part.advantage for group in groups for part in group.completions])
+    if isinstance(config, GRPOConfig) and config.kl_cov is not None:
+        groups = with_tokens(groups, "anchor", anchors(config.kl_cov, advantage, table[:, 0]))
+    if clips:
+        entropies = EntropyScores(*table[:, -3:].float().unbind(1))
+        rewritten = clip_advantages(
+            config.advantage_rule, advantage, table[:, 0].float(), entropies, seed=seed
+        )
+        return with_tokens(groups, "advantage", rewritten)
     if config.advantage_rule.name == "none":
         return groups
     # The ranks split the groups, and all return all.
@@ -210,15 +228,25 @@ def make_groups(
 
 
 def _own_and_top(
-    logits: Float[Tensor, "tokens vocabulary"], batch: TokenBatch, *, ranks: int
+    logits: Float[Tensor, "tokens vocabulary"],
+    batch: TokenBatch,
+    *,
+    ranks: int,
+    with_scores: bool = False,
 ) -> Float[Tensor, "tokens columns"]:
-    """log π of the token; with `ranks`, also entropy and the likeliest tokens' ids and log π."""
-    policy_logps = token_logps(logits, batch)[:, None]
-    if not ranks:
-        return policy_logps
-    top = top_tokens(logits, batch, ranks)
-    # In float64, which holds an id and a float32 exactly.
-    return torch.cat([policy_logps.double(), top.entropy[:, None], top.token, top.logp], dim=1)
+    """log π of the token; with `ranks`, also entropy and the likeliest tokens' ids and log π.
+
+    The `EntropyScores` are the last three columns, with `with_scores`.
+    """
+    columns = [token_logps(logits, batch)[:, None]]
+    if ranks:
+        top = top_tokens(logits, batch, ranks)
+        # In float64, which holds an id and a float32 exactly.
+        columns += [top.entropy[:, None].double(), top.token, top.logp]
+    if with_scores:
+        scores = entropy_scores(logits, batch)
+        columns.append(torch.stack([scores.entropy, scores.score, scores.mean_score], dim=1))
+    return torch.cat(columns, dim=1)
 
 
 def _completion(
@@ -228,7 +256,11 @@ def _completion(
     old = scores[:, 0].float()
     top = None
     if ranks:
-        entropy, token, logp = scores[:, 1], scores[:, 2 : 2 + ranks], scores[:, 2 + ranks :]
+        entropy, token, logp = (
+            scores[:, 1],
+            scores[:, 2 : 2 + ranks],
+            scores[:, 2 + ranks :][:, :ranks],
+        )
         top = TopTokens(token.long(), logp.float(), entropy.float())
     return Completion(sampled.encoded, advantage.expand(len(old)), old, reference, top)
 
@@ -256,8 +288,4 @@ def _rewrite(
         hidden,
         seed=seed,
     ).cpu()
-    parts = advantages.split([sequence.response_length for sequence in sequences])
-    completions = []
-    for completion, part in zip(group.completions, parts, strict=True):
-        completions.append(replace(completion, advantage=part.clone()))
-    return Group(group.id, tuple(completions))
+    return with_tokens([group], "advantage", advantages)[0]

@@ -171,6 +171,8 @@ class RecordedCompletion(_Recorded):
     old: list[float] | None = None
     reference: list[float] | None = None
     top: RecordedTop | None = None
+    anchor: list[float] | None = Field(None, exclude_if=lambda anchor: anchor is None)
+    dose: list[float] | None = Field(None, exclude_if=lambda dose: dose is None)
 
     @property
     def side(self) -> int:
@@ -220,6 +222,8 @@ class RecordedGroup(_Recorded):
                         tensor(completion.top.logp),
                         tensor(completion.top.entropy),
                     ),
+                    tensor(completion.anchor),
+                    tensor(completion.dose),
                 )
                 for completion in self.completions
             ),
@@ -271,6 +275,8 @@ def _group(group: Group, temperature: float) -> RecordedGroup:
                     logp=completion.top.logp.tolist(),
                     entropy=completion.top.entropy.tolist(),
                 ),
+                anchor=_listed(completion.anchor),
+                dose=_listed(completion.dose),
             )
             for completion in group.completions
         ),

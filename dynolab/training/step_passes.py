@@ -18,7 +18,7 @@ from dynolab.data.packing import plan_rows, sequences_of, share_prompts
 from dynolab.likelihood.token_logps import packing_width
 from dynolab.objectives import Objective, read_logps
 from dynolab.training.config import LoopConfig
-from dynolab.training.dose import DoseDesigner, quantiles, rejected_doses, strengths
+from dynolab.training.dose import DoseDesigner, doses_by_example, quantiles, strengths
 from dynolab.training.engine import Engine
 from dynolab.training.step_batch import StepExample, collate_step
 
@@ -26,7 +26,7 @@ from dynolab.training.step_batch import StepExample, collate_step
 class Accumulated(NamedTuple):
     """A step's sums over all ranks, by metric name, and quantiles of its dynamic learning rates.
 
-    `doses`: of this rank's rejected tokens by example, where they were designed.
+    `doses`: of this rank's tokens by example, where they were designed; of pairs the rejected ones.
     """
 
     sums: dict[str, float]
@@ -65,7 +65,7 @@ class StepPasses:
                 engine.backward(0 * loss)
                 continue
             engine.backward(loss)
-            doses += rejected_doses(tokens)
+            doses += doses_by_example(tokens)
             metrics = {"train/loss": loss.detach(), **self._objective.metrics(logps, tokens)}
             for name, value in metrics.items():
                 sums[name] = sums[name] + value if name in sums else value

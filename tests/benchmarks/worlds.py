@@ -29,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +72,16 @@ GROUPS = {
 """World → figure → its name in the table of the flow's page."""
 
 
-def run(flow: str, world: str) -> dict[str, Any]:
-    """The table that a flow in a world leaves beside its page."""
+def run(flow: str, world: str, *changes: str) -> dict[str, Any]:
+    """The table that a flow in a world leaves beside its page.
+
+    **Arguments:** `changes`: of its settings, as `--set` takes them.
+    """
     with tempfile.TemporaryDirectory() as empty:
         home = os.environ.get("DYNOLAB_HOME") or empty
         study = STUDIES / f"{flow}_{world}.yaml"
         command = [sys.executable, "-m", "flows.cli", flow, "--config", str(study)]
+        command += chain.from_iterable(("--set", change) for change in changes)
         environment = os.environ | {"DYNOLAB_HOME": home}
         subprocess.run(command, check=True, stdout=sys.stderr, cwd=ROOT, env=environment)
         table: dict[str, Any] = json.loads(Path(home, f"reports/{flow}-{world}.json").read_text())

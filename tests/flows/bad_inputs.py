@@ -179,6 +179,8 @@ SETTINGS = [
     _set("trials=0", command="sweep"),
     _set("training.completions=1", command="grpo"),
     _set("training.temperature=.inf", command="grpo"),
+    _set("arms.grpo.kl_cov={}", "arms.grpo = 1: kl_cov", command="grpo"),
+    _set("arms.grpo.advantage_rule={name: nthr, p: 0.5}", "advantage_rule.p = 0.5", command="grpo"),
     _set("arms={}", command="mitigation"),
     _set("seeds=[]", command="mitigation"),
     _set("seeds=[0, 0]", command="mitigation"),

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
 from dynolab.errors import ConfigError
+from dynolab.likelihood.entropy_scores import entropy_scores
+from dynolab.likelihood.token_logps import token_logps
 from dynolab.objectives import AdvantageRuleConfig, rewrite_advantages
-from dynolab.objectives.policy_gradient import influence
+from dynolab.objectives.advantage_rules import influence
 from tests.objectives.sampled import VOCABULARY, batch_of
 
 FEATURES = 7
@@ -156,3 +158,83 @@ def test_a_batch_without_advantages_is_refused():
             logits,
             hidden,
         )
+
+
+@pytest.mark.parametrize("p", [0.3, -0.3])
+def test_thr_scales_by_the_sign_of_what_a_token_does_to_the_right_answers(p):
+    batch, correct, logits, hidden = scene()
+    rule = AdvantageRuleConfig(name="thr", p=p, threshold=0.5)
+    got = rewrite_advantages(rule, batch, correct, logits, hidden)
+    factors = set()
+    for group in range(len(batch.ids)):
+        rows = batch.example == group
+        tokens = torch.nonzero(rows[batch.sequence]).squeeze(1)
+        sequence, token = batch.sequence[tokens], batch.token[tokens]
+        right = correct[sequence]
+        strength = plain_influence(logits[tokens], hidden[tokens], token, right, token.unique())
+        means = [strength[sequence == row].mean() for row in sequence[right].unique()]
+        for place, number in enumerate(tokens.tolist()):
+            lifts = (strength[place] > 0) == right[place]
+            factor = 1 + p if lifts else 1 - p
+            if abs(strength[place]) <= 0.5 * min(means):
+                factor = 0.0
+            assert got[number] == pytest.approx(factor * batch.advantage[number])
+            factors.add(factor)
+    assert factors == {0.0, 1 + p, 1 - p}
+
+
+@pytest.mark.parametrize("name", ["clip_b", "clip_v"])
+def test_clips_drop_unlikely_tokens_of_wrong_answers_by_their_score(name):
+    batch, correct, logits, hidden = scene()
+    rule = AdvantageRuleConfig(name=name, deviations=0.3)
+    got = rewrite_advantages(rule, batch, correct, logits, hidden)
+    policy = torch.softmax(logits, -1)
+    scores = policy * (policy.log() - (policy * policy.log()).sum(-1, keepdim=True))
+    score = scores[torch.arange(len(scores)), batch.token]
+    deviation = score - (score.mean() if name == "clip_b" else (policy * scores).sum(-1))
+    dropped = deviation < -0.3 * deviation.std(correction=0)
+    dropped &= batch.advantage < 0
+    assert 0 < int(dropped.sum()) < int((batch.advantage < 0).sum())
+    torch.testing.assert_close(got, torch.where(dropped, 0.0, batch.advantage))
+
+
+def test_clip_cov_drops_a_share_of_the_tokens_within_its_bounds():
+    batch, correct, logits, hidden = scene()
+    logps = token_logps(logits, batch)
+    products = (batch.advantage - batch.advantage.mean()) * (logps - logps.mean())
+    within = (products > 0.5) & (products < 2)
+    rule = AdvantageRuleConfig(name="clip_cov", share=0.05, covariance=(0.5, 2.0))
+    first, again, *others = (
+        rewrite_advantages(rule, batch, correct, logits, hidden, seed=seed)
+        for seed in (0, 0, 1, 2, 3)
+    )
+    dropped = (first == 0) & (batch.advantage != 0)
+    assert int(dropped.sum()) == int(0.05 * len(logps)) < int(within.sum())
+    assert bool(within[dropped].all()) and torch.equal(first, again)
+    assert any(not torch.equal(first, other) for other in others)
+
+
+def test_the_score_is_the_entropy_s_slope_and_its_fall_that_of_a_push():
+    batch, _, logits, _ = scene()
+    batch = replace(batch, temperature=0.7)
+    warm = (logits / 0.7).requires_grad_()
+    entropy = torch.distributions.Categorical(logits=warm).entropy()
+    (slope,) = torch.autograd.grad(entropy.sum(), warm)
+    places, policy = torch.arange(len(warm)), torch.softmax(warm.detach(), -1)
+    scores = entropy_scores(logits, batch)
+    torch.testing.assert_close(scores.entropy, entropy.detach())
+    torch.testing.assert_close(scores.score, -slope[places, batch.token])
+    torch.testing.assert_close(scores.mean_score, -(policy * slope).sum(-1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"name": "nthr", "p": 0.5}, "p"),
+        ({"name": "thr", "share": 0.1}, "share"),
+        ({"name": "clip_cov", "covariance": (2.0, 1.0)}, "covariance"),
+    ],
+)
+def test_settings_that_a_rule_does_not_read_are_refused(settings, field):
+    with pytest.raises(ConfigError, match=field):
+        AdvantageRuleConfig(**settings)

@@ -23,13 +23,8 @@ from dynolab.objectives import (
     rewrite_advantages,
     target_force,
 )
-from dynolab.objectives.policy_gradient import (
-    ClippedConfig,
-    _harmful,
-    _randomised,
-    aggregation_weights,
-    influence,
-)
+from dynolab.objectives.advantage_rules import _least_mean, _randomised, influence
+from dynolab.objectives.policy_gradient import ClippedConfig, aggregation_weights
 from tests.objectives.sampled import batch_of
 from tests.objectives.test_advantage_rules import scene
 
@@ -88,16 +83,11 @@ def test_influence_is_taken_over_the_group_s_tokens_and_in_full_precision() -> N
     assert torch.equal(half, single)
 
 
-def test_harmful_tokens_are_those_of_wrong_answers_above_the_bound() -> None:
+def test_the_bound_is_the_least_mean_of_a_right_answer() -> None:
     # Answers 0 and 2 are right, with means 3 and 1; answer 1 is wrong.
     completion = torch.tensor([0, 0, 1, 1, 1, 2, 2])
     strength = torch.tensor([2.0, 4.0, 2.0, 2.5, 1.5, 9.0, -7.0])
-    correct = torch.tensor([True, False, True])
-    found = {
-        threshold: torch.nonzero(_harmful(strength, completion, correct, threshold))[:, 0].tolist()
-        for threshold in (0.0, 1.0, 2.0, 3.0)
-    }
-    assert found == {0.0: [2, 3, 4], 1.0: [2, 3, 4], 2.0: [3], 3.0: []}
+    assert float(_least_mean(strength, completion, completion != 1)) == 1.0
 
 
 def test_as_many_tokens_of_each_answer_are_drawn() -> None:

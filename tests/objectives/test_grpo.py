@@ -22,6 +22,7 @@ from dynolab.objectives import (
     force,
     read_logps,
 )
+from dynolab.objectives.grpo import KLCovConfig, anchors
 from dynolab.objectives.policy_gradient import aggregation_weights, clipped, live
 from dynolab.training.config import TrainConfig
 from tests.objectives.sampled import GROUPS, RANKS, VOCABULARY, batch_of
@@ -82,6 +83,30 @@ def test_the_entropy_bonus_is_the_entropy_s_gradient_in_the_mean_over_samples() 
         one_hot = torch.nn.functional.one_hot(torch.tensor(token), VOCABULARY)
         mean += policy[token].exp() * rate * (one_hot - policy.exp())
     torch.testing.assert_close(mean, 0.5 * weight * expected, rtol=1e-9, atol=1e-14)
+
+
+def test_kl_cov_holds_the_tokens_of_the_highest_covariance_to_their_old_policy() -> None:
+    """Its term adds `−w a (ρ − 1)` to the weights; its mean over samples is KL(π_old‖π)."""
+    held, plain = GRPOConfig(kl_cov=KLCovConfig(share=0.1, weight=0.7)), GRPOConfig()
+    batch, logits = batch_of()
+    anchor = anchors(held.kl_cov, batch.advantage, batch.old)
+    covariance = (batch.advantage - batch.advantage.mean()) * (batch.old - batch.old.mean())
+    assert set(anchor.tolist()) == {0.0, 0.7}
+    assert int((anchor > 0).sum()) == int(0.1 * len(anchor)) > 1
+    assert float(covariance[anchor > 0].min()) > float(covariance[anchor == 0].max())
+    logps = token_logps(logits, batch).detach().requires_grad_()
+    objective, anchored = build_objective(held), replace(batch, anchor=anchor)
+    (by_logps,) = torch.autograd.grad(objective.loss(logps, anchored), logps)
+    rates = objective.token_weights(logps.detach(), anchored)
+    torch.testing.assert_close(rates, -by_logps, rtol=1e-10, atol=1e-15)
+    moved = torch.expm1(logps.detach() - batch.old)
+    pull = aggregation_weights(held, batch, logps.detach()) * anchor * moved
+    whole = build_objective(plain).token_weights(logps.detach(), batch)
+    torch.testing.assert_close(rates, whole - pull, rtol=1e-10, atol=1e-15)
+    old, now = torch.randn(2, VOCABULARY, dtype=torch.float64).log_softmax(-1)
+    change = now - old
+    mean = (old.exp() * (torch.expm1(change) - change)).sum()
+    torch.testing.assert_close(mean, -(old.exp() * change).sum())
 
 
 LOG_RATIO = st.floats(-30, 30)

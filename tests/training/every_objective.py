@@ -36,7 +36,17 @@ ON_GROUPS: dict[str, dict[str, Any]] = {
     "grpo sequence ratio": {"name": "grpo", "ratio": "sequence", "aggregation": "grpo"},
     **{
         f"grpo {rule}": {"name": "grpo", "advantage_rule": {"name": rule}}
-        for rule in ("nthr", "positives_only", "random_tokens")
+        for rule in ("nthr", "thr", "positives_only", "random_tokens")
+    },
+    "grpo clipped by score": {
+        "name": "grpo",
+        "advantage_rule": {"name": "clip_v", "deviations": 0.5},
+        "kl_cov": {"share": 0.1},
+    },
+    "grpo designed": {"name": "grpo", "designed_dose": {"per": "group"}},
+    "grpo designed by entropy": {
+        "name": "grpo",
+        "designed_dose": {"per": "token", "protect": "entropy"},
     },
     "simko": {"name": "simko", "share": 0.2},
     "online dpo": {"name": "dpo"},

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from dynolab.data.batches import REJECTED, TokenBatch, collate
-from dynolab.data.encode import Encoder
+from dynolab.data.encode import Encoded, Encoder
+from dynolab.data.groups import Completion, Group, collate_groups, count_group_totals
 from dynolab.data.rows import Example, read_rows, write_rows
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, split_step
@@ -55,11 +56,7 @@ class OneStep:
         source.begin(self.logits)
         self.engine = PlainEngine(self.logits, self.config)
         self.examples, self.step = list(source.draw(self.engine, step).examples), step
-        dose = self.config.designed_dose
-        assert dose is not None
-        self.designer = DoseDesigner(
-            dose, self.config, self.logits, self.objective, self.rows, pad_id=0
-        )
+        self.designer = DoseDesigner(self.config, self.logits, self.objective, self.rows)
 
     def doses(self, batches: list[TokenBatch]) -> list[Tensor]:
         starts = [self.logits(batch, token_logps).detach() for batch in batches]
@@ -79,7 +76,7 @@ class OneStep:
     def effect(self, dose: Tensor) -> float:
         """⟨q, −∇loss⟩: the sample's first-order change under SGD per unit of learning rate."""
         ids = {example.id for example in self.examples}
-        sample = collate(self.designer._sample(self.step, ids), 0)
+        sample = collate(self.designer._sample(self.step, ids, 6), 0)
         q = self.gradient(self.logits(sample, token_logps).sum() / len(sample.side))
         batch = replace(self.batch(), dose=dose)
         loss = self.objective.loss(self.logits(batch, token_logps), batch)
@@ -130,7 +127,7 @@ def test_order_padding_and_micro_batches_do_not_matter(
 def test_the_sample_is_of_others_and_anew_at_each_step(inputs: Path, tmp_path: Path) -> None:
     one = OneStep(inputs, tmp_path, "batch")
     ids = {example.id for example in one.examples}
-    samples = [one.designer._sample(step, ids) for step in (0, 1, 0)]
+    samples = [one.designer._sample(step, ids, 6) for step in (0, 1, 0)]
     assert samples[0] == samples[2] != samples[1]
     own = [row.chosen for row in one.rows if row.id in ids]
     assert not any(answer in own for answer in samples[0] + samples[1])
@@ -213,3 +210,86 @@ def test_a_batch_of_all_rows_leaves_none_to_protect(inputs: Path, tmp_path: Path
     with pytest.raises(ConfigError, match=r"^objective\.designed_dose = '8 rows'"):
         check_rows(job.model_copy(update={"examples": few}))
     check_rows(job)
+
+
+class OneGroupStep:
+    """One step on groups with drifted policy and its designer, in float64."""
+
+    def __init__(self, inputs: Path, tmp_path: Path, **dose: Any) -> None:
+        objective = {"name": "grpo", "kl": 0.05, "designed_dose": dose}
+        config = group_settings(objective=objective, optimizer={"name": "sgd"})
+        model = make_job(inputs, tmp_path, config).model
+        self.logits = ResponseLogits(load_language_model(model).double().eval())
+        self.objective = build_objective(config.objective)
+        self.engine = PlainEngine(self.logits, config)
+        self.designer = DoseDesigner(config, self.logits, self.objective)
+
+    def batches(self, count: int) -> list[TokenBatch]:
+        """Groups of one right answer and three that begin as it does, in so many batches."""
+        groups = []
+        for number in range(4):
+            right = [5 + number, 9, 11, 12]
+            answers = [right, *([*right[:3], last] for last in (14, 15, 16))]
+            completions = []
+            for place, ids in enumerate(answers):
+                advantage = torch.full((4,), 0.1 if place == 0 else -1.0, dtype=torch.float64)
+                reference = torch.full((4,), -4.0, dtype=torch.float64)
+                sequence = Encoded((3, 4, *ids), 2)
+                completions.append(Completion(sequence, advantage, reference=reference))
+            groups.append(Group(str(number), tuple(completions)))
+        size, totals = len(groups) // count, count_group_totals(groups)
+        parts = [groups[start : start + size] for start in range(0, len(groups), size)]
+        return [collate_groups(part, 0, totals, temperature=0.8) for part in parts]
+
+    def doses(self, batches: list[TokenBatch]) -> list[Tensor]:
+        starts = [self.logits(batch, token_logps).detach() for batch in batches]
+        return self.designer.design(self.engine, 0, batches, starts, ())
+
+    def effect(self, dose: Tensor, protect: str) -> float:
+        """⟨q, −∇loss⟩ under doses, by autograd."""
+        (batch,), weights = self.batches(1), list(self.logits.parameters())
+        if protect == "entropy":
+            logits = self.logits(batch) / batch.temperature
+            value = torch.distributions.Categorical(logits=logits).entropy().mean()
+        else:
+            right = batch.advantage > 0
+            value = self.logits(batch, token_logps)[right].sum() / len(batch.ids)
+        slope = torch.autograd.grad(value, weights, materialize_grads=True)
+        dosed = replace(batch, dose=dose)
+        loss = self.objective.loss(self.logits(batch, token_logps), dosed)
+        step = torch.autograd.grad(loss, weights, materialize_grads=True)
+        return -float(sum((q * g).sum() for q, g in zip(slope, step, strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("protect", "per"),
+    [("right", "batch"), ("right", "group"), ("right", "token"), ("entropy", "token")],
+)
+def test_a_step_on_groups_lowers_neither_right_answers_nor_the_entropy(
+    inputs: Path, tmp_path: Path, protect: str, per: str
+) -> None:
+    one = OneGroupStep(inputs, tmp_path, per=per, protect=protect)
+    (batch,) = one.batches(1)
+    (dose,) = one.doses([batch])
+    full, realised = (one.effect(doses, protect) for doses in (torch.ones_like(dose), dose))
+    assert full < 0 and 0 < float(dose.mean()) < 1
+    assert realised == pytest.approx(0, abs=1e-4 * abs(full))
+    if protect == "right":
+        assert bool((dose[batch.advantage > 0] == 1).all())
+    apart = torch.cat(one.doses(one.batches(4)))
+    torch.testing.assert_close(apart, dose, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("protect", ["right", "entropy"])
+def test_a_recorded_step_on_groups_replays_with_its_doses(
+    inputs: Path, tmp_path: Path, protect: str
+) -> None:
+    objective = {"name": "grpo", "designed_dose": {"per": "token", "protect": protect}}
+    config = group_settings(objective=objective, steps=2, record_steps=[1], checkpoint_every=0)
+    job = run_small(inputs, tmp_path, config)
+    record = step_record(job, 1)
+    doses = [dose for group in record.examples for one in group.completions for dose in one.dose]
+    assert sum(doses) / len(doses) == pytest.approx(metrics(job)[1]["train/dose"], rel=1e-5)
+    policy = PolicyFunction(load_language_model(job.model))
+    split = split_step(record, policy)
+    assert replay_error(split, record) < 3e-4 + 2 * rounding_floor(record)

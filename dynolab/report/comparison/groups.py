@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from dynolab.claims.arms import assess_arms
 from dynolab.comparisons.arm_table import (
+    ADVANTAGE_SIGN,
     FROM_RIGHT,
     FROM_WRONG,
     HARM_FOUND,
@@ -20,6 +21,8 @@ from dynolab.comparisons.arm_table import (
     LAZY_SHARE,
     PRECISION,
     RECALL,
+    RULE_RANK,
+    RULE_SIGN,
     SQUEEZE_INDEX,
     START,
     ArmTable,
@@ -80,6 +83,9 @@ _UPDATE = (
     Measure(PRECISION, "harmful among the tokens that the rule chose, %", share=True),
     Measure(RECALL, "harmful tokens that the rule chose, %", share=True),
     Measure(HARM_FOUND, "harm by the tokens that the rule chose, %", share=True),
+    Measure(RULE_RANK, "entropy by answer: S beside the exact line, rank correlation", signed=True),
+    Measure(RULE_SIGN, "entropy by answer: S has the sign, %", share=True),
+    Measure(ADVANTAGE_SIGN, "entropy by answer: −advantage has the sign, %", share=True),
     Measure(SQUEEZE_INDEX, "squeezing index, %", share=True),
 )
 
