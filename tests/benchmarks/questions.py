@@ -1,9 +1,14 @@
 """What the instrument says to questions that people bring, beside the simplest other answers.
 
-    python -m tests.benchmarks.questions [--only entropy_rule]
+    DYNOLAB_TEST_DATA=… python -m tests.benchmarks.questions [--only entropy_rule]
 
-Prints one JSON object on its last line. Intervals are 95% t-intervals over seeds 100 to 104.
+Prints one JSON object on its last line. Intervals are 95% t-intervals over seeds.
 
+- `functionals`: kinds of which a ledger has accounts (log π of answers and of y*, and what is
+  measured at answers); `gradient_error_max`: of the measured ones, against autograd through torch's
+  own distributions, in float64; `closure_max`: over real steps of SGD and AdamW, over the path.
+  `cost_over_logp_entropy`, `…_kl`: seconds of their slopes over those of log π.
+- `planted_rows_…`: see `tests.benchmarks.planted_rows`.
 - `entropy_rule_rank_correlation`, `…_low`, `…_high`: how well S of single tokens (arXiv
   2602.03392) orders a question's sampled answers by what each does to their entropy, exactly;
   `entropy_rule_sign_agreement`: how often it tells the sign. `entropy_advantage_…`: the same of
@@ -12,10 +17,26 @@ Prints one JSON object on its last line. Intervals are 95% t-intervals over seed
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from tests.benchmarks.figures import main
+import torch
+
+from dynolab.forces import PolicyFunction
+from dynolab.forces.function.weights import flatten
+from dynolab.forces.ledger.account import Ledger
+from dynolab.forces.ledger.functional import Functional, Term, slopes_of
+from dynolab.forces.ledger.grouped import GroupedGradients
+from dynolab.forces.ledger.measured import Source, measured_means, vocabulary_logps
+from dynolab.forces.ledger.measures import DivergenceFrom, entropy
+from dynolab.training.config import OptimizerConfig
+from models.language import load_language_model
+from tests.benchmarks.figures import in_turns, main, real_inputs, seconds
+from tests.benchmarks.planted_rows import planted_rows
 from tests.benchmarks.worlds import run
+from tests.forces.small_models import encoded, neox, trained
+from tests.forces.test_measured import ANSWERS, MEASURABLE, plain_value, reward
 
 ENTROPY_RULES = {
     "entropy_rule_rank_correlation": "entropy_rule/rank_correlation",
@@ -32,6 +53,61 @@ FIRST_STEP = (
 )
 
 
+def functionals(_: Path) -> dict[str, Any]:
+    """Gradients against autograd in float64, closure over real steps, and cost beside log π."""
+    figures: dict[str, Any] = {"functionals": 2 + len(MEASURABLE)}
+    policy = PolicyFunction(neox(), torch.float64)
+    reference = PolicyFunction(neox(seed=3), torch.float64)
+    source = Source(lambda answers: vocabulary_logps(reference, answers), reward)
+    watched = [q for _, q in measured_means(MEASURABLE, ANSWERS, source, "kinds")]
+    gradients = GroupedGradients.build(policy, policy.weights, [encoded(0), encoded(1)])
+    slopes = slopes_of(watched, gradients, policy.weights)
+    errors = []
+    for kind, row in zip(MEASURABLE, slopes.gradients, strict=True):
+        leaves = {name: w.clone().requires_grad_() for name, w in policy.weights.items()}
+        truth = plain_value(kind, policy, leaves)
+        pulls = torch.autograd.grad(truth, list(leaves.values()), materialize_grads=True)
+        expected = flatten(dict(zip(leaves, pulls, strict=True)))
+        errors.append(float((row - expected).norm() / expected.norm()))
+    figures["gradient_error_max"] = max(errors)
+    closures = []
+    for name in ("sgd", "adamw"):
+        ledger = Ledger(policy, watched)
+        records = trained(OptimizerConfig(name=name, learning_rate=1e-3, weight_decay=0.1))
+        steps = [ledger.enter(record) for record in reversed(records)][::-1]
+        explained = steps[0].carried_in
+        for step in steps:
+            explained = explained + step.lines.sum(0) + step.together + step.decay
+            explained = explained + step.rounding + step.residual
+        path = sum(step.measured.abs() for step in steps)
+        whole = steps[-1].after - steps[0].before
+        closures.append(float(((explained - whole).abs() / path).max()))
+    figures["closure_max"] = max(closures)
+    return figures | _costs()
+
+
+def _costs() -> dict[str, float]:
+    """Seconds of each measure's slopes over those of log π, on a real model."""
+    (folder,) = real_inputs("models/tinystories-656k")
+    model = load_language_model(folder)
+    policy = PolicyFunction(model)
+    answers = [encoded(seed, 40, 40) for seed in range(8)]
+    at = policy.weights
+    gradients = GroupedGradients.build(policy, at, answers[:2])
+    logps = vocabulary_logps(policy, answers)
+    weight = 1 / len(answers)
+    kl = [Term(a, weight, DivergenceFrom(r)) for a, r in zip(answers, logps, strict=True)]
+    watched = {
+        "logp": Functional.mean("logp", answers),
+        "entropy": Functional.mean("entropy", answers, entropy),
+        "kl": Functional("kl", tuple(kl)),
+    }
+    works = [partial(slopes_of, [functional], gradients, at) for functional in watched.values()]
+    times = in_turns(*(partial(seconds, work) for work in works), repeats=9)
+    best = {name: min(of_work) for name, of_work in zip(watched, times, strict=True)}
+    return {f"cost_over_logp_{name}": best[name] / best["logp"] for name in ("entropy", "kl")}
+
+
 def entropy_rule(_: Path) -> dict[str, float]:
     """S of the answers' tokens against the exact lines of the entropy."""
     table = run("grpo", "strategies", *FIRST_STEP)["estimates"]
@@ -44,4 +120,13 @@ def entropy_rule(_: Path) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main({"entropy_rule": entropy_rule})
+    main(
+        {"functionals": functionals, "entropy_rule": entropy_rule, "planted_rows": planted_rows},
+        at_least={"functionals": 5, "planted_rows_precision": 0.8},
+        at_most={
+            "gradient_error_max": 1e-6,
+            "closure_max": 1e-5,
+            "cost_over_logp_entropy": 1.3,
+            "cost_over_logp_kl": 1.3,
+        },
+    )

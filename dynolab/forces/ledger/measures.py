@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dynolab.forces.function.views import log_softmax, logps_of
+from dynolab.forces.function.views import logps_of
 
 Logits = Float[Tensor, "tokens vocabulary"]
 TokenIds = Int[Tensor, " tokens"]
@@ -37,7 +38,7 @@ def entropy(logits: Logits, tokens: TokenIds) -> Values:
 
     Its derivative by the logits is `−π_v (log π_v + H)`.
     """
-    logps = log_softmax(logits)
+    logps = torch.log_softmax(logits, -1)
     return -(logps.exp() * logps).sum(-1)
 
 
@@ -54,5 +55,5 @@ class DivergenceFrom:
 
     def __call__(self, logits: Logits, tokens: TokenIds) -> Values:
         """The divergences."""
-        logps = log_softmax(logits)
+        logps = torch.log_softmax(logits, -1)
         return (logps.exp() * (logps - self.reference.to(logps))).sum(-1)
