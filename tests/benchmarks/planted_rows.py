@@ -40,7 +40,7 @@ from tests.benchmarks.figures import main, real_inputs
 from tests.flows.in_process import InProcess
 
 MODEL, STORIES = "models/stories-3m", "data/text/tinystories_sample_2MiB.txt.gz"
-ROWS, PLANTED, PROMPTS, SEEDS = 400, 20, 16, 3
+ROWS, PLANTED, PROMPTS, SEEDS = 400, 20, 48, 3
 RUDE = (
     '"You are so dumb!" she yelled.',
     '"Go away, silly baby!" he shouted.',
