@@ -256,4 +256,4 @@ def _questions(
     ]
 
 
-DISPLACEMENT = Stage("displacement", 4, displace)
+DISPLACEMENT = Stage("displacement", 3, displace)
