@@ -35,7 +35,10 @@ from dynolab.forces import (
 from dynolab.forces.map.analysis import recorded_examples as recorded_examples
 from dynolab.forces.map.breakdown import pair_totals as pair_totals
 from dynolab.integrations.callback import ProbeCallback as ProbeCallback
-from dynolab.integrations.dose import DesignedDose as DesignedDose
+from dynolab.integrations.dose import (
+    DesignedDose as DesignedDose,
+    DesignedGroupDose as DesignedGroupDose,
+)
 from dynolab.integrations.forces import ForceCallback as ForceCallback
 from dynolab.judges import (
     ExactJudge as ExactJudge,

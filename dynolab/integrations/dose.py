@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -83,6 +84,9 @@ class DesignedDose(Watching):
     goes round the model's forward, a forward that rounds) is a warning: pushes stay whole.
     """
 
+    trainers: ClassVar[tuple[str, ...]] = PAIR_TRAINERS
+    """Names of the trainers that it takes."""
+
     def __init__(
         self,
         trainer: Trainer,
@@ -93,9 +97,9 @@ class DesignedDose(Watching):
         examples: Sequence[Example] = (),
     ) -> None:
         names = {kind.__name__ for kind in type(trainer).__mro__}
-        if names.isdisjoint(PAIR_TRAINERS):
+        if names.isdisjoint(self.trainers):
             raise ConfigError(
-                "trainer", type(trainer).__name__, f"give one of {', '.join(PAIR_TRAINERS)}"
+                "trainer", type(trainer).__name__, f"give one of {', '.join(self.trainers)}"
             )
         check_trainer(trainer, "doses")
         remedy = "doses need the model's own passes; leave it out"
@@ -120,6 +124,7 @@ class DesignedDose(Watching):
         self._step: _Step | None = None
         self._handles: list[Any] = []
         self._busy = False  # our own forwards come through the hooks, too
+        self._is_one_sample = True  # a step's batches have one sample in common
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -177,15 +182,7 @@ class DesignedDose(Watching):
         self._model: nn.Module = unwrapped(trainer)
         self._device = next(self._model.parameters()).device
         self._is_smooth = self._has_warned = False
-        answers = self._examples
-        if not answers:
-            rows = TrainedRows(trainer, trainer.train_dataset)
-            chosen = (row.answer for row in rows.answers() if row.kind == "chosen")
-            answers = [answer for answer in chosen if answer is not None]
-        if not answers:
-            raise ConfigError(
-                "examples", None, "the training rows have no chosen answers; give some"
-            )
+        answers = self._answers()
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         self._protected = ProtectedSample(self._model, optimizer, answers, self.sample)
         weights = [p for p in self._model.parameters() if p.is_floating_point()]
@@ -198,6 +195,19 @@ class DesignedDose(Watching):
             self._model.register_forward_pre_hook(self._enter),
             self._model.register_forward_hook(self._leave, with_kwargs=True),
         ]
+
+    def _answers(self) -> list[Encoded]:
+        """Those that samples are drawn from."""
+        answers = self._examples
+        if not answers:
+            rows = TrainedRows(self.trainer, self.trainer.train_dataset)
+            chosen = (row.answer for row in rows.answers() if row.kind == "chosen")
+            answers = [answer for answer in chosen if answer is not None]
+        if not answers:
+            raise ConfigError(
+                "examples", None, "the training rows have no chosen answers; give some"
+            )
+        return answers
 
     def _is_step(self) -> bool:
         """Whether a forward pass is one that the step differentiates."""
@@ -225,20 +235,12 @@ class DesignedDose(Watching):
         if not outputs.requires_grad:
             return
         ids = named["input_ids"] if "input_ids" in named else arguments[0]
-        if len(ids) % 2:
-            raise ConfigError(
-                "trainer",
-                type(self.trainer).__name__,
-                f"doses need a batch's chosen answers and then its rejected ones in one forward; "
-                f"it has one of {len(ids)} rows",
-            )
+        mask = named.get("attention_mask", torch.ones_like(ids)).bool()
+        rows = [tuple(row[real].tolist()) for row, real in zip(ids, mask, strict=True)]
         with without_autocast(self._model, self._device):
+            self._protect(protected, rows)
             if not protected.slope:
-                mask = named.get("attention_mask", torch.ones_like(ids)).bool()
-                rows = {tuple(row[real].tolist()) for row, real in zip(ids, mask, strict=True)}
-                trainer: Any = self.trainer
-                protected.draw(rows, f"{trainer.args.seed}/{trainer.state.global_step}")
-                self._is_fresh = True
+                return
             if not protected.direction:
                 protected.point()
             # How far along the direction: so that the sample's mean gains REACH √ε nats.
@@ -252,6 +254,25 @@ class DesignedDose(Watching):
                 farther = (self._outputs(2 * reach, arguments, named) - start) / (2 * reach)
                 self._is_smooth = is_smooth(slope, farther)
         outputs.register_hook(lambda gradient: self._dosed(gradient, slope))
+
+    def _protect(self, protected: ProtectedSample, rows: Sequence[tuple[int, ...]]) -> None:
+        """Draws a sample where one is due.
+
+        **Arguments:** `rows`: the tokens of the forward's sequences.
+        """
+        if len(rows) % 2:
+            raise ConfigError(
+                "trainer",
+                type(self.trainer).__name__,
+                f"doses need a batch's chosen answers and then its rejected ones in one forward; "
+                f"it has one of {len(rows)} rows",
+            )
+        # Chosen answers are the first half of the rows, rejected ones the second, pair by pair.
+        self._rejected = torch.arange(len(rows)) >= len(rows) // 2
+        if not protected.slope:
+            trainer: Any = self.trainer
+            protected.draw(set(rows), f"{trainer.args.seed}/{trainer.state.global_step}")
+            self._is_fresh = True
 
     def _outputs(self, reach: float, arguments: tuple[Any, ...], named: dict[str, Any]) -> Outputs:
         """The outputs with the weights moved, at the step's own draws of dropout."""
@@ -284,9 +305,8 @@ class DesignedDose(Watching):
         # By token: this effect, and how hard the loss pushes.
         effect = -(gradient * slope).view(rows, width, -1).sum(-1).cpu()
         push = gradient.view(rows, width, -1).abs().sum(-1).cpu()
-        # Chosen answers are the first half of the rows, rejected ones the second, pair by pair.
-        pair = torch.arange(rows).remainder(rows // 2)[:, None].expand_as(effect)
-        rejected = (torch.arange(rows) >= rows // 2)[:, None].expand_as(effect)
+        pair = torch.arange(rows).remainder(max(1, rows // 2))[:, None].expand_as(effect)
+        rejected = self._rejected[:, None].expand_as(effect)
         used = push > 0
         part = TokenEffects(effect[used], push[used], rejected[used], pair[used])
         dose = torch.ones_like(effect)
@@ -347,7 +367,8 @@ class DesignedDose(Watching):
         # clipped gradient over the foreseen one.
         unit = gradients.clip * realised / foreseen if foreseen else 0.0
         # The tokens' effects, beside that of the gradient as a whole.
-        if abs(of_gradient / gradients.clip - dosed) > UNSEEN * dosed_size and not self._has_warned:
+        seen = abs(of_gradient / gradients.clip - dosed) <= UNSEEN * dosed_size
+        if self._is_one_sample and not seen and not self._has_warned:
             self._has_warned = True
             _log.warning(
                 "DesignedDose sees a part of the gradient alone: by that one a step does %.3g nats "
@@ -379,6 +400,70 @@ class DesignedDose(Watching):
             return
         for name, value in values.items():
             trainer._metrics["train"].setdefault(name, []).append(value)
+
+
+class DesignedGroupDose(DesignedDose):
+    """Weakens each step's push on wrong answers of groups, so that right ones do not fall by it.
+
+    `DesignedDose` for TRL's `GRPOTrainer`: what it protects is the mean log π, at temperature 1, of
+    the answers of the same batch whose advantage is above 0; what it weakens is the gradient
+    through those below 0. Each batch of an accumulated step, on all ranks, protects its own;
+    `dose/others` is then the change of the last one's.
+
+    **Arguments:**
+
+    - `trainer`: a `GRPOTrainer` of TRL, before training.
+    - `per`: what has its own dose: a device's batch, or each token.
+
+    **Raises:** `ConfigError` as `DesignedDose`.
+    """
+
+    trainers = ("GRPOTrainer",)
+
+    def __init__(self, trainer: Trainer, *, per: Literal["batch", "token"] = "batch") -> None:
+        super().__init__(trainer, per=per, every=1)
+
+    def _answers(self) -> list[Encoded]:
+        # The batch comes with the loss, which the forward's hooks do not see.
+        self._loss = self.trainer.compute_loss
+        self.trainer.compute_loss = self._compute_loss  # type: ignore[method-assign]
+        return []
+
+    def _compute_loss(self, model: nn.Module, inputs: Any, *rest: Any, **named: Any) -> Any:
+        self._inputs = inputs
+        return self._loss(model, inputs, *rest, **named)
+
+    def give_up(self) -> None:
+        """Takes the hooks away; pushes are whole again."""
+        super().give_up()
+        if self.trainer.compute_loss == self._compute_loss:
+            self.trainer.compute_loss = self._loss  # type: ignore[method-assign]
+
+    def _protect(self, protected: ProtectedSample, rows: Sequence[tuple[int, ...]]) -> None:
+        advantages = self._inputs["advantages"].detach().cpu()
+        if advantages.dim() > 1:
+            advantages = (advantages * self._inputs["completion_mask"].cpu()).sum(1)
+        if len(advantages) != len(rows):
+            remedy = f"doses need a batch of {len(advantages)} answers in one forward"
+            raise ConfigError("trainer", type(self.trainer).__name__, remedy)
+        self._rejected = advantages < 0
+        prompts = self._inputs["prompt_mask"].sum(1).tolist()
+        right = []
+        for row, prompt, advantage in zip(rows, prompts, advantages.tolist(), strict=True):
+            if advantage > 0 and prompt < len(row):
+                right.append(Encoded(row, prompt))
+        right = list(chain.from_iterable(distributed.gather(right)))
+        protected.slope = protected.direction = {}
+        if right:
+            protected.take(right)
+            self._is_fresh = True
+
+    def _read_step(self) -> _Step | None:
+        # Groups whose answers are all alike have no push to weaken.
+        if self._protected is not None and not self._protected.slope:
+            return None
+        self._is_one_sample = len(self._effects) == 1
+        return super()._read_step()
 
 
 @dataclass(frozen=True)

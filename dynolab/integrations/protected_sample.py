@@ -65,14 +65,18 @@ class ProtectedSample:
         return weights
 
     def draw(self, batch: set[tuple[int, ...]], seed: str) -> None:
-        """The sample, its mean log π, and that one's slope along every trained weight.
+        """Draws the sample, and takes it.
 
         **Arguments:** `batch`: this rank's tokens, which the sample leaves out where it can.
         """
         batch = set().union(*distributed.gather(batch))
         others = [answer for answer in self._answers if answer.ids not in batch]
         others = others or list(self._answers)
-        self.answers = random.Random(seed).sample(others, min(self._size, len(others)))
+        self.take(random.Random(seed).sample(others, min(self._size, len(others))))
+
+    def take(self, answers: Sequence[Encoded]) -> None:
+        """Protects these answers, the same on every rank: takes their mean log π and its slope."""
+        self.answers = list(answers)
         self.measure()
         weights = tuple(self.trained.values())
         slopes = tuple(torch.zeros_like(weight) for weight in weights)

@@ -25,7 +25,7 @@ from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from tests.benchmarks.models import build
 from tests.fidelity import doses
 from tests.integrations.test_callback import SHARED
-from tests.integrations.test_forces import sft
+from tests.integrations.test_forces import grpo, sft
 from tests.integrations.test_trained import columns, dpo
 from tests.training.small import make_rows, make_tokenizer
 
@@ -392,3 +392,60 @@ def test_what_cannot_be_is_refused(tmp_path: Path, field: str, settings: Any) ->
 def test_a_trainer_without_pairs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="DPOTrainer"):
         dose.DesignedDose(sft(tmp_path))
+
+
+def one_is_right(completions: list[str], **_: Any) -> list[float]:
+    """The first answer of a group."""
+    return [float(place % 4 == 0) for place in range(len(completions))]
+
+
+def like_the_right_one() -> dict[str, Tensor]:
+    """A group of one right answer and three that end otherwise."""
+    ends = torch.tensor([[11], [12], [13], [14]])
+    completions = torch.cat([torch.tensor([[5, 7, 9]]).expand(4, 3), ends], 1)
+    prompts = torch.tensor([[0, 4, 6]]).expand(4, 3)
+    return {
+        "prompt_ids": prompts,
+        "prompt_mask": (prompts > 0).long(),
+        "completion_ids": completions,
+        "completion_mask": torch.ones_like(completions),
+        "advantages": torch.tensor([0.4, -0.4, -0.4, -0.4]),
+        "num_items_in_batch": torch.tensor(16),
+    }
+
+
+@pytest.mark.parametrize("per", ["batch", "token"])
+def test_a_batch_of_groups_lowers_none_of_its_right_answers(tmp_path: Path, per: Any) -> None:
+    trainer: Any = grpo(tmp_path, one_is_right, beta=0.0)
+    trainer.create_optimizer()
+    trainer.current_gradient_accumulation_steps = 1  # set by its training
+    designed = dynolab.DesignedGroupDose(trainer, per=per)
+    designed.on_train_begin(trainer.args, trainer.state, trainer.control)
+    designed.on_step_begin(trainer.args, trainer.state, trainer.control)
+    trainer.model.train()
+    made, inputs = gradients(trainer, like_the_right_one()), like_the_right_one()
+    ((dose, whole, dosed, size),) = (effects.tolist() for effects in designed._effects)
+    assert 0 < dose < 1 and whole < 0
+    assert dosed == pytest.approx(0, abs=1e-5 * size)
+    tokens = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+    assert [answer.ids for answer in designed._protected.answers] == [tuple(tokens[0, 1:].tolist())]
+    by_weights = sum(float((made[n] * q).sum()) for n, q in designed._protected.direction.items())
+    assert by_weights == pytest.approx(0, abs=0.01 * size)
+    designed.on_train_end(trainer.args, trainer.state, trainer.control)
+    plain = gradients(trainer, inputs)
+    assert any(not torch.allclose(plain[name], made[name]) for name in made)
+
+
+def test_a_training_on_groups_logs_its_doses_and_is_left_as_it_was(tmp_path: Path) -> None:
+    trainer: Any = grpo(tmp_path, one_is_right)
+    trainer.args.logging_steps = 1
+    trainer.add_callback(dynolab.DesignedGroupDose(trainer))
+    plain_loss = trainer.compute_loss
+    trainer.train()
+    assert trainer.compute_loss == plain_loss
+    assert len(lines_of(trainer)) == trainer.state.global_step > 1
+
+
+def test_doses_on_groups_take_their_trainer_alone(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="GRPOTrainer"):
+        dynolab.DesignedGroupDose(dpo(tmp_path))
