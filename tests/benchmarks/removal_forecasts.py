@@ -57,7 +57,7 @@ FILES = {
     "stories": "mitigation_removals_stories.yaml",
 }
 SIZES = (1, 5, 20)
-SETS, DRAWN, ORDERS = {"builtin": 5, "hh": 4, "stories": 4}, 2, (101, 102)
+SETS, DRAWN, ORDERS = {"builtin": 5, "hh": 3, "stories": 3}, 1, (101, 102)
 Changes = Float[np.ndarray, " answers"]
 
 

@@ -31,6 +31,7 @@ from dynolab.report.style import (
     REJECTED,
     SPLITS,
     join,
+    number,
     objective_name,
     plotly_text,
     style_of,
@@ -39,6 +40,7 @@ from dynolab.results.ledger_reader import within_room
 
 COLORS = {"train": CHOSEN, "heldout": REJECTED}
 NAMED = 3  # pairs that a headline names
+SURE = 2.0  # deviations by another order from which on a direction is told
 DOSES = (0.0, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5)
 
 
@@ -243,19 +245,21 @@ def _headline(training: Training, state: State, forecasts: Sequence[Forecast]) -
             if f"{name}, {label}" in forecast.names:
                 place = forecast.names.index(f"{name}, {label}")
                 what = join(changes)
-                return _one(name, f"{what[0].upper()}{what[1:]}", forecast, place)
+                what = f"{what[0].upper()}{what[1:]}"
+                return _one(name, what, forecast, place, left_out=bool(state.without))
     return []
 
 
-def _one(name: str, what: str, forecast: Forecast, place: int) -> list[Any]:
+def _one(name: str, what: str, forecast: Forecast, place: int, *, left_out: bool) -> list[Any]:
     measured, rest = (
         parts.nats(float(values[place]))
         for values in (forecast.lines.measured, forecast.lines.residual)
     )
     where = f" at the recorded steps {forecast.steps}" if forecast.steps else ""
     would = parts.forecast(float(forecast.would[place]))
+    message = f"{what}: {name} {would} instead of {measured} nats{where}."
     return [
-        html.P(f"{what}: {name} {would} instead of {measured} nats{where}.", className="message"),
+        html.P(message + _order(forecast, place) * left_out, className="message"),
         html.P(
             "To first order, the weights at every step as they were, and each free place in a "
             "batch taken by a remaining pair, which does what these did on average. The account "
@@ -263,6 +267,19 @@ def _one(name: str, what: str, forecast: Forecast, place: int) -> list[Any]:
             className="note",
         ),
     ]
+
+
+def _order(forecast: Forecast, place: int) -> str:
+    """What a training on fewer rows, which has them in another order, may show besides."""
+    if forecast.steps:
+        return ""
+    order = float(forecast.lines.reordered[place])
+    if not order:
+        return " Another order of the rows changes it, too: how much is not known."
+    told = f" Another order of the rows changes it by about {number(order, 3)} nats"
+    if abs(forecast.would[place] - forecast.lines.measured[place]) > SURE * order:
+        return f"{told}, too."
+    return f"{told}: too much to know which way a training without them moves it."
 
 
 def _folded(summary: str, content: Sequence[Any], *, opened: bool = False) -> Any:
