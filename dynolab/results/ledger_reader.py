@@ -237,8 +237,9 @@ class LedgerReader(Responses):
         """What leaving examples out of the training would change each account's end by, in nats.
 
         Minus the sum of their lines and, unless `refilled` is off, what others would do in their
-        places (`Responses.refilled`): as in training on a file without their rows. Infinite where
-        first order does not reach so far (`within_room`). Later steps would have been others, and
+        places (`Responses.refilled`): as in training on a file without their rows, NaN where steps
+        undid each other (`Account.steady`), since that is not known. Infinite where first order
+        does not reach so far (`within_room`). Later steps would have been others, and
         several examples that are left out of one step at once change it by more or less than the
         sum: `Ledger(groups=…)` has their lines together. A training on fewer rows has them in
         another order, and so differs from this by about `Responses.reordered`.
@@ -250,7 +251,8 @@ class LedgerReader(Responses):
         lines = np.stack([weights * account.lines for account in self.accounts], axis=1)
         change = -lines[np.isin(self.example, list(examples))].sum(0)
         if refilled:
-            change += self.refilled(lines, examples)
+            steady = [account.steady for account in self.accounts]
+            change = np.where(steady, change + self.refilled(lines, examples), np.nan)
         ends = np.array([account.bounded_end for account in self.accounts])
         changes = within_room(change, ends).tolist()
         names = [account.row.name for account in self.accounts]

@@ -10,11 +10,12 @@ most down hardest, and as many drawn sets as `DRAWN` says. Answers are the ledge
 which fell. Prints one JSON object a study with means over seeds and their 95 % intervals; those of
 each seed go to stderr. `--home` keeps the trainings. N is the size of the sets; without N: of all.
 
-- `removal_forecast_over_trained_N`: Σ over blamed sets of what the ledger says that the answer
-  whose fall they are blamed for ends higher (`LedgerReader.without`), over Σ of what it did;
-  `removal_signs_right_N`: share of these answers that moved as forecast. `…_plain_N`: without the
-  places that other pairs take. `…_drawn_N`: where what drawn sets of the size changed in the same
-  answer, on average, is the forecast.
+- `removal_forecasts_told_N`: share of blamed sets with a forecast: `LedgerReader.without` has one
+  of answers whose steps did not undo each other. Of these `removal_forecast_over_trained_N`: Σ of
+  what it says that the answer whose fall they are blamed for ends higher, over Σ of what it did;
+  `removal_signs_right_N`: share of these answers that moved as forecast. `…_plain_N`: of all sets,
+  by sums of lines alone; `…_drawn_N`: where what drawn sets of the size changed in the same answer,
+  on average, is the forecast.
 - `removal_error_N`, `removal_error_plain_N`: root mean square of forecast less trained over that of
   trained, of all answers and blamed sets; `removal_correlation_N`; of drawn sets:
   `drawn_removal_…_N`.
@@ -34,7 +35,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from dynolab.report.ledger.fallen import fallen_accounts
 from dynolab.results.ledger_reader import LedgerReader, read_ledger
@@ -183,9 +184,11 @@ def figures_of(removed: Sequence[Removal], label: str) -> dict[str, float]:
     ).T
     for name, values in (("", forecast), ("_plain", plain), ("_drawn", other)):
         reached = np.isfinite(values)
-        ratio = values[reached].sum() / trained[reached].sum()
+        ratio = values[reached].sum() / trained[reached].sum() if reached.any() else np.nan
         figures[f"removal_forecast_over_trained{name}"] = ratio
-        figures[f"removal_signs_right{name}"] = np.mean(values * trained > 0)
+        told = ~np.isnan(values)
+        figures[f"removal_signs_right{name}"] = share(values[told] * trained[told] > 0)
+    figures["removal_forecasts_told"] = share(~np.isnan(forecast))
     figures["blamed_nats"] = rms(trained)
     return {f"{name}{label}": float(value) for name, value in figures.items()}
 
@@ -199,18 +202,34 @@ def errors(removed: Sequence[Removal], prefix: str) -> dict[str, float]:
     trained, forecast, plain = (
         np.concatenate(part) for part in zip(*map(of_set, removed), strict=True)
     )
-    reached = np.isfinite(forecast) & np.isfinite(plain)
-    trained, forecast, plain = trained[reached], forecast[reached], plain[reached]
     return {
-        f"{prefix}removal_error": rms(forecast - trained) / rms(trained),
-        f"{prefix}removal_error_plain": rms(plain - trained) / rms(trained),
-        f"{prefix}removal_correlation": np.corrcoef(forecast, trained)[0, 1],
-        f"{prefix}beyond_first_order": np.mean(~reached),
+        f"{prefix}removal_error": error(forecast, trained),
+        f"{prefix}removal_error_plain": error(plain, trained),
+        f"{prefix}removal_correlation": correlation(forecast, trained),
+        f"{prefix}removal_correlation_plain": correlation(plain, trained),
+        f"{prefix}beyond_first_order": share(np.isinf(forecast)),
     }
 
 
+def error(forecast: Changes, trained: Changes) -> float:
+    reached = np.isfinite(forecast)
+    miss, size = rms(forecast[reached] - trained[reached]), rms(trained[reached])
+    return miss / size if size else np.nan
+
+
+def correlation(forecast: Changes, trained: Changes) -> float:
+    reached = np.isfinite(forecast)
+    if reached.sum() < 2:
+        return np.nan
+    return float(np.corrcoef(forecast[reached], trained[reached])[0, 1])
+
+
+def share(values: Bool[np.ndarray, " answers"]) -> float:
+    return float(values.mean()) if values.size else np.nan
+
+
 def rms(values: Changes) -> float:
-    return float(np.sqrt((values**2).mean()))
+    return float(np.sqrt((values**2).mean())) if values.size else 0.0
 
 
 def main() -> None:

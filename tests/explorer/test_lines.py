@@ -86,6 +86,15 @@ def test_places_of_pairs_that_are_left_out_are_filled(gone: set[str], tmp_path: 
             assert ledger.without(gone, refilled=refilled)[name] == pytest.approx(would)
 
 
+def test_what_steps_undid_has_no_forecast_of_a_training(tmp_path: Path) -> None:
+    ledger = write_ledger(tmp_path)
+    long = tuple(replace(account, length=100.0) for account in ledger.accounts)
+    undone = replace(ledger, accounts=(ledger.accounts[0], *long[1:]))
+    forecasts = list(undone.without({"b"}).values())
+    assert np.isfinite(forecasts[0]) and np.isnan(forecasts[1])
+    assert undone.without({"b"}, refilled=False) == ledger.without({"b"}, refilled=False)
+
+
 def test_another_order_changes_what_rows_with_one_place_more_do() -> None:
     def ordered(seed: int) -> Lines:
         drawn = [(step, row) for step in range(5) for row in draw(step, 3, 6, seed)]

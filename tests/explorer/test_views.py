@@ -247,6 +247,15 @@ def test_a_forecast_within_what_another_order_changes_tells_no_direction(
     assert "2.15 nats: too much to know which way a training without them" in texts[third]
 
 
+def test_where_an_answer_went_to_and_fro_no_forecast_is_shown(study: Study, tmp_path: Path) -> None:
+    ledger = ledger_of(study, tmp_path)
+    long = tuple(replace(account, length=9.0) for account in ledger.accounts)
+    changed = alone(study, ledger=replace(ledger, accounts=long))
+    text = view(changed, State(view="what-if", without=(ledger.examples[0],)))
+    assert "is not known. Its steps undid each other, 9 nats up and down for a change of" in text
+    assert "chosen y⁺ −2.50 not known not known" in text and "nan" not in text
+
+
 def test_the_list_of_pairs_is_the_ledgers_before_and_after_steps_are_computed(
     study: Study, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -139,14 +139,16 @@ def shown(study: Study, state: State, dark: bool, *, computed: bool = True) -> l
 class Forecast:
     """Changes of some answers in nats, by name: as `lines` have them and as they `would` be.
 
-    A change that no probability has room for is infinite. `steps`: the recorded steps that it is
-    of; empty for the whole training.
+    A change that no probability has room for is infinite, one that is not known NaN. `steps`: the
+    recorded steps that it is of; empty for the whole training, for which there are `lengths`, the
+    sums of the answers' absolute changes.
     """
 
     names: Sequence[str]
     lines: Lines
     would: np.ndarray
     steps: str = ""
+    lengths: Sequence[float] = ()
 
     @classmethod
     def of(
@@ -181,9 +183,12 @@ def _over_training(training: Training, state: State) -> Forecast | None:
         return None
     if state.metric != "optimizer":
         return None
-    ends = [account.bounded_end for account in training.ledger.accounts]
+    stored = training.ledger.accounts
     names = [parts.account_name(row) for row in accounts[0]]
-    return Forecast.of(names, accounts[1], ends, training, state)
+    ends = [account.bounded_end for account in stored]
+    forecast = Forecast.of(names, accounts[1], ends, training, state)
+    would = np.where([account.steady for account in stored], forecast.would, np.nan)
+    return replace(forecast, would=would, lengths=[account.length for account in stored])
 
 
 def _at_recorded_steps(training: Training, state: State) -> Forecast | None:
@@ -257,6 +262,13 @@ def _one(name: str, what: str, forecast: Forecast, place: int, *, left_out: bool
     )
     where = f" at the recorded steps {forecast.steps}" if forecast.steps else ""
     would = parts.forecast(float(forecast.would[place]))
+    if np.isnan(forecast.would[place]):
+        length = number(forecast.lengths[place], 3)
+        message = (
+            f"{what}: where {name} would end is not known. Its steps undid each other, {length} "
+            f"nats up and down for a change of {measured}: a training tells."
+        )
+        return [html.P(message, className="message")]
     message = f"{what}: {name} {would} instead of {measured} nats{where}."
     return [
         html.P(message + _order(forecast, place) * left_out, className="message"),
