@@ -149,6 +149,11 @@ class Lines:
         would: Float[ndarray, " answers"] = self.measured - self.nats.sum(0) + dosed.sum(0)
         return would - left_out + self._responses.refilled(dosed, without)
 
+    @property
+    def reordered(self) -> Float[ndarray, " answers"]:
+        """What another order of the pairs changes (`Responses.reordered`), of a whole training."""
+        return self._responses.reordered(self.nats)
+
     def save(self, file: Path) -> None:
         """Writes an npz file."""
         apart = {f"apart {name}": values for name, values in self.apart.items()}

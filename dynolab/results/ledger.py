@@ -243,6 +243,15 @@ class Account:
     length: float
 
     @property
+    def steady(self) -> bool:
+        """Whether its change is at least half of its path.
+
+        Else steps undid most of what others did, and what a response did in its own step says
+        little of where a training without it ends.
+        """
+        return abs(self.end - self.start) >= self.length / 2
+
+    @property
     def missing(self) -> float:
         """What the parts leave of the measured change: rounding, or how far estimates are off."""
         parts = self.nats + self.together + self.decay + self.carried_in

@@ -149,6 +149,23 @@ class Responses:
         filled: Float[ndarray, " answers"] = places[gone].sum() / remaining * lines.sum(0)
         return filled
 
+    def reordered(self, nats: Float[ndarray, "responses answers"]) -> Float[ndarray, " answers"]:
+        """What another order of the same examples changes, in nats: a standard deviation.
+
+        P places in batches over n examples are P/n a piece, and the order decides which examples
+        have one more than others. With f the fraction of P/n and m_i what an example does in one
+        of its places, on average, `√(f (1 − f) n/(n − 1) Σ_i (m_i − m̄)²)`. At which steps it has
+        them matters, too, and is not in it. Zero where all have the same number of places.
+
+        **Arguments:** `nats`: the lines of a whole training.
+        """
+        places = np.array([len(steps) for steps in self._steps_of])
+        fraction = places.mean() % 1
+        did = np.stack([self.by_example(lines) for lines in nats.T]) / places
+        count = len(places)
+        variance = count * fraction * (1 - fraction) * did.var(1) * count / max(count - 1, 1)
+        return np.sqrt(variance)
+
     def pushers(self, nats: Float[ndarray, " responses"]) -> list[Pusher]:
         """All examples, the one that pushed down hardest first."""
         chosen = self.side == "chosen"
@@ -220,10 +237,12 @@ class LedgerReader(Responses):
         """What leaving examples out of the training would change each account's end by, in nats.
 
         Minus the sum of their lines and, unless `refilled` is off, what others would do in their
-        places (`Responses.refilled`): as in training on a file without their rows. Infinite where
-        first order does not reach so far (`within_room`). Later steps would have been others, and
+        places (`Responses.refilled`): as in training on a file without their rows, NaN where steps
+        undid each other (`Account.steady`), since that is not known. Infinite where first order
+        does not reach so far (`within_room`). Later steps would have been others, and
         several examples that are left out of one step at once change it by more or less than the
-        sum: `Ledger(groups=…)` has their lines together.
+        sum: `Ledger(groups=…)` has their lines together. A training on fewer rows has them in
+        another order, and so differs from this by about `Responses.reordered`.
 
         **Arguments:** `examples`: ids; `refilled`: off where batches and weights stay as they were
         and the examples' losses alone are missing (`TrainConfig.without`).
@@ -232,7 +251,8 @@ class LedgerReader(Responses):
         lines = np.stack([weights * account.lines for account in self.accounts], axis=1)
         change = -lines[np.isin(self.example, list(examples))].sum(0)
         if refilled:
-            change += self.refilled(lines, examples)
+            steady = [account.steady for account in self.accounts]
+            change = np.where(steady, change + self.refilled(lines, examples), np.nan)
         ends = np.array([account.bounded_end for account in self.accounts])
         changes = within_room(change, ends).tolist()
         names = [account.row.name for account in self.accounts]

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dynolab.data.batches import draw
 from dynolab.data.rows import ProbeRow, Split
 from dynolab.explorer.lines import (
     CHOSEN,
@@ -83,6 +84,26 @@ def test_places_of_pairs_that_are_left_out_are_filled(gone: set[str], tmp_path: 
             # An answer at −7.5 has no room for 8 nats.
             would = np.inf if account.end + change > 0 else change
             assert ledger.without(gone, refilled=refilled)[name] == pytest.approx(would)
+
+
+def test_what_steps_undid_has_no_forecast_of_a_training(tmp_path: Path) -> None:
+    ledger = write_ledger(tmp_path)
+    long = tuple(replace(account, length=100.0) for account in ledger.accounts)
+    undone = replace(ledger, accounts=(ledger.accounts[0], *long[1:]))
+    forecasts = list(undone.without({"b"}).values())
+    assert np.isfinite(forecasts[0]) and np.isnan(forecasts[1])
+    assert undone.without({"b"}, refilled=False) == ledger.without({"b"}, refilled=False)
+
+
+def test_another_order_changes_what_rows_with_one_place_more_do() -> None:
+    def ordered(seed: int) -> Lines:
+        drawn = [(step, row) for step in range(5) for row in draw(step, 3, 6, seed)]
+        step, pair = np.array(drawn).T
+        return Lines(step, pair.astype(str), np.full(15, CHOSEN), does[pair], np.zeros(ANSWERS))
+
+    does = np.random.default_rng(0).normal(size=(6, ANSWERS))
+    sums = [ordered(seed).through(CHOSEN) for seed in range(400)]
+    assert ordered(0).reordered == pytest.approx(np.std(sums, axis=0), rel=0.1)
 
 
 def test_pushers_and_pushed_are_the_same_sums() -> None:

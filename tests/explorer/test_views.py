@@ -231,7 +231,29 @@ def test_pairs_and_what_if_show_the_ledgers_sums(incomplete: tuple[Study, str]) 
     assert "would fall" not in text
     # −2.5, less −3.5 of the pair, and half of the others' 1 in its place.
     assert f"{first}: {answer} +1.50 instead of −2.50 nats" in text
+    assert "Another order of the rows changes it, too: how much is not known." in text
     assert f"{answer}, chosen y⁺ −2.50 +1.50 +4.00" in text
+
+
+def test_a_forecast_within_what_another_order_changes_tells_no_direction(
+    study: Study, tmp_path: Path
+) -> None:
+    ledger = ledger_of(study, tmp_path)
+    first, second, third = ledger.examples
+    example = np.array([second, first, second, third])  # the second has two places of four
+    changed = alone(study, ledger=replace(ledger, example=example))
+    texts = {pair: view(changed, State(view="what-if", without=(pair,))) for pair in (first, third)}
+    assert "Another order of the rows changes it by about 2.15 nats, too." in texts[first]
+    assert "2.15 nats: too much to know which way a training without them" in texts[third]
+
+
+def test_where_an_answer_went_to_and_fro_no_forecast_is_shown(study: Study, tmp_path: Path) -> None:
+    ledger = ledger_of(study, tmp_path)
+    long = tuple(replace(account, length=9.0) for account in ledger.accounts)
+    changed = alone(study, ledger=replace(ledger, accounts=long))
+    text = view(changed, State(view="what-if", without=(ledger.examples[0],)))
+    assert "is not known. Its steps undid each other, 9 nats up and down for a change of" in text
+    assert "chosen y⁺ −2.50 not known not known" in text and "nan" not in text
 
 
 def test_the_list_of_pairs_is_the_ledgers_before_and_after_steps_are_computed(

@@ -38,7 +38,12 @@ def nats(value: float, digits: int = 3) -> str:
 
 
 def forecast(value: float) -> str:
-    """A forecast in nats; of one beyond first order (`within_room`) the direction alone."""
+    """A forecast in nats; of one beyond first order (`within_room`) the direction alone.
+
+    NaN where there is none.
+    """
+    if math.isnan(value):
+        return "not known"
     return nats(value) if math.isfinite(value) else "up, beyond first order"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from dynolab.report.style import (
     REJECTED,
     SPLITS,
     join,
+    number,
     objective_name,
     plotly_text,
     style_of,
@@ -39,6 +40,7 @@ from dynolab.results.ledger_reader import within_room
 
 COLORS = {"train": CHOSEN, "heldout": REJECTED}
 NAMED = 3  # pairs that a headline names
+SURE = 2.0  # deviations by another order from which on a direction is told
 DOSES = (0.0, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5)
 
 
@@ -137,14 +139,16 @@ def shown(study: Study, state: State, dark: bool, *, computed: bool = True) -> l
 class Forecast:
     """Changes of some answers in nats, by name: as `lines` have them and as they `would` be.
 
-    A change that no probability has room for is infinite. `steps`: the recorded steps that it is
-    of; empty for the whole training.
+    A change that no probability has room for is infinite, one that is not known NaN. `steps`: the
+    recorded steps that it is of; empty for the whole training, for which there are `lengths`, the
+    sums of the answers' absolute changes.
     """
 
     names: Sequence[str]
     lines: Lines
     would: np.ndarray
     steps: str = ""
+    lengths: Sequence[float] = ()
 
     @classmethod
     def of(
@@ -179,9 +183,12 @@ def _over_training(training: Training, state: State) -> Forecast | None:
         return None
     if state.metric != "optimizer":
         return None
-    ends = [account.bounded_end for account in training.ledger.accounts]
+    stored = training.ledger.accounts
     names = [parts.account_name(row) for row in accounts[0]]
-    return Forecast.of(names, accounts[1], ends, training, state)
+    ends = [account.bounded_end for account in stored]
+    forecast = Forecast.of(names, accounts[1], ends, training, state)
+    would = np.where([account.steady for account in stored], forecast.would, np.nan)
+    return replace(forecast, would=would, lengths=[account.length for account in stored])
 
 
 def _at_recorded_steps(training: Training, state: State) -> Forecast | None:
@@ -243,19 +250,28 @@ def _headline(training: Training, state: State, forecasts: Sequence[Forecast]) -
             if f"{name}, {label}" in forecast.names:
                 place = forecast.names.index(f"{name}, {label}")
                 what = join(changes)
-                return _one(name, f"{what[0].upper()}{what[1:]}", forecast, place)
+                what = f"{what[0].upper()}{what[1:]}"
+                return _one(name, what, forecast, place, left_out=bool(state.without))
     return []
 
 
-def _one(name: str, what: str, forecast: Forecast, place: int) -> list[Any]:
+def _one(name: str, what: str, forecast: Forecast, place: int, *, left_out: bool) -> list[Any]:
     measured, rest = (
         parts.nats(float(values[place]))
         for values in (forecast.lines.measured, forecast.lines.residual)
     )
     where = f" at the recorded steps {forecast.steps}" if forecast.steps else ""
     would = parts.forecast(float(forecast.would[place]))
+    if np.isnan(forecast.would[place]):
+        length = number(forecast.lengths[place], 3)
+        message = (
+            f"{what}: where {name} would end is not known. Its steps undid each other, {length} "
+            f"nats up and down for a change of {measured}: a training tells."
+        )
+        return [html.P(message, className="message")]
+    message = f"{what}: {name} {would} instead of {measured} nats{where}."
     return [
-        html.P(f"{what}: {name} {would} instead of {measured} nats{where}.", className="message"),
+        html.P(message + _order(forecast, place) * left_out, className="message"),
         html.P(
             "To first order, the weights at every step as they were, and each free place in a "
             "batch taken by a remaining pair, which does what these did on average. The account "
@@ -263,6 +279,19 @@ def _one(name: str, what: str, forecast: Forecast, place: int) -> list[Any]:
             className="note",
         ),
     ]
+
+
+def _order(forecast: Forecast, place: int) -> str:
+    """What a training on fewer rows, which has them in another order, may show besides."""
+    if forecast.steps:
+        return ""
+    order = float(forecast.lines.reordered[place])
+    if not order:
+        return " Another order of the rows changes it, too: how much is not known."
+    told = f" Another order of the rows changes it by about {number(order, 3)} nats"
+    if abs(forecast.would[place] - forecast.lines.measured[place]) > SURE * order:
+        return f"{told}, too."
+    return f"{told}: too much to know which way a training without them moves it."
 
 
 def _folded(summary: str, content: Sequence[Any], *, opened: bool = False) -> Any:
