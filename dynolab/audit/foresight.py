@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -87,6 +88,9 @@ TRIVIAL: tuple[Predictor, ...] = (
 )
 """Rankings that take one forward pass or the texts alone: what a force must add to."""
 
+OtherRankings = Mapping[str, Mapping[str, float]]
+"""Name of a ranking → id of a pair → its score: the higher, the more its answer would fall."""
+
 RARER_CLASS = 10
 """Answers that fell, and others, of which an AUC is taken."""
 
@@ -106,6 +110,7 @@ def foresight(
     changes: Sequence[ChosenChange],
     overlaps: Mapping[tuple[Split, str], float],
     training_pairs: int,
+    others: OtherRankings = MappingProxyType({}),
 ) -> list[Foresight]:
     """Scores every ranking against what training did, on the pairs with a measured change.
 
@@ -113,12 +118,13 @@ def foresight(
     reversed, and every other ranking with the best force.
 
     **Arguments:** `overlaps`: `word_overlap` by split and pair; `training_pairs`: how many were
-    audited, of which `rows` may lack some.
+    audited, of which `rows` may lack some; `others`: rankings from elsewhere, which are left out of
+    splits of which they lack pairs.
 
     **Returns:** one row per split and ranking, in that order.
     """
     foresights = []
-    for split, risks, change in risks_and_changes(rows, changes, overlaps, training_pairs):
+    for split, risks, change in risks_and_changes(rows, changes, overlaps, training_pairs, others):
         foresights += _score_rankings(split, risks, change)
     return foresights
 
@@ -128,7 +134,8 @@ def risks_and_changes(
     changes: Sequence[ChosenChange],
     overlaps: Mapping[tuple[Split, str], float],
     training_pairs: int,
-) -> Iterator[tuple[Split, dict[Predictor, Float[ndarray, " pairs"]], Float[ndarray, " pairs"]]]:
+    others: OtherRankings = MappingProxyType({}),
+) -> Iterator[tuple[Split, dict[str, Float[ndarray, " pairs"]], Float[ndarray, " pairs"]]]:
     """What is compared, split by split: every ranking's risk of a pair, and its change in nats.
 
     Arguments as of `foresight`.
@@ -139,12 +146,16 @@ def risks_and_changes(
         if changed:
             change = np.array([change_of[split, row.pair_id] for row in changed])
             overlap = np.array([overlaps[split, row.pair_id] for row in changed])
-            yield split, _risks(changed, overlap, training_pairs), change
+            risks = _risks(changed, overlap, training_pairs)
+            for name, scores in others.items():
+                if all(row.pair_id in scores for row in changed):
+                    risks[name] = np.array([scores[row.pair_id] for row in changed])
+            yield split, risks, change
 
 
 def _risks(
     rows: Sequence[PairAudit], overlap: Float[ndarray, " pairs"], training_pairs: int
-) -> dict[Predictor, Float[ndarray, " pairs"]]:
+) -> dict[str, Float[ndarray, " pairs"]]:
     """What each ranking says of each pair, signed so that higher is worse.
 
     The step on all training pairs is the mean of their steps: a training pair's own part of it is
@@ -163,7 +174,7 @@ def _risks(
 
 def _score_rankings(
     split: Split,
-    risks: Mapping[Predictor, Float[ndarray, " pairs"]],
+    risks: Mapping[str, Float[ndarray, " pairs"]],
     change: Float[ndarray, " pairs"],
 ) -> list[Foresight]:
     pairs = len(change)

@@ -167,7 +167,8 @@ def foresight_section(foresight: Sequence[Foresight]) -> Section:
     splits = [split for split in SPLITS if any(row.split == split for row in foresight)]
     by_ranking = {(row.ranking, row.split): row for row in foresight}
     rows = []
-    for ranking, label in LABELS.items():
+    from_elsewhere = {row.ranking: (row.ranking, "its score is high") for row in foresight}
+    for ranking, label in (from_elsewhere | LABELS).items():
         cells = [cell for split in splits for cell in _scores(by_ranking.get((ranking, split)))]
         rows.append((*label, *cells))
     measures = ("rank correlation", "given the other kind’s best", "AUC")
