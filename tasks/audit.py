@@ -27,7 +27,7 @@ from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives import build_objective
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import PAIR_OBJECTIVES, RowObjectiveConfig
-from dynolab.results.audit import ChosenChange, FilteredPairs, PairAudit
+from dynolab.results.audit import Band, ChosenChange, FilteredPairs, PairAudit
 from dynolab.training.examples import check_sides
 from dynolab.training.reference import score_responses
 from tasks.runtime.stage import Stage
@@ -114,6 +114,8 @@ def _metrics(rows: list[PairAudit]) -> dict[str, float]:
     training = [row for row in rows if row.split == "train"]
     names = ("pull_up", "push_down", "force", "from_all")
     means = {f"audit/{n}": float(np.mean([getattr(row, n) for row in training])) for n in names}
+    for band in get_args(Band):
+        means[f"audit/band/{band}"] = float(np.mean([row.band == band for row in training]))
     return means | {"audit/pushed_down": float(np.mean([row.push_down < 0 for row in training]))}
 
 
@@ -208,6 +210,9 @@ def foresee(work: Work[ForesightConfig]) -> dict[str, float]:
             "partial",
             "partial_low",
             "partial_high",
+            "right",
+            "right_low",
+            "right_high",
         )
     }
     return work.log_metrics({n: value for n, value in metrics.items() if math.isfinite(value)})
@@ -258,7 +263,7 @@ def word_overlaps(
     return dict(zip(places, overlaps.tolist(), strict=True))
 
 
-FORESIGHT = Stage("foresight", 5, foresee, operational=("batch",))
+FORESIGHT = Stage("foresight", 6, foresee, operational=("batch",))
 
 
 class FilterConfig(StageConfig):

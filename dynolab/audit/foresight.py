@@ -186,12 +186,14 @@ def _score_rankings(
     # A trivial ranking may tell by its reverse, too, and a partial correlation is then the same.
     trivial = max(TRIVIAL, key=lambda ranking: np.nan_to_num(abs(correlations[ranking]), nan=-1))
     force = max(FORCES, key=lambda ranking: np.nan_to_num(correlations[ranking], nan=-1))
+    below = int((risks["force"] > 0).sum())
     scores = []
     for ranking, values in risks.items():
         given = trivial if ranking in FORCES else force
         agreement = _agreement(values, change)
         partial = _agreement(values, change, given=risks[given])
         area = _area(values, fell)
+        right = _share_right(values, fell, below)
         scores.append(
             Foresight(
                 ranking=ranking,
@@ -208,6 +210,10 @@ def _score_rankings(
                 partial=partial.mean,
                 partial_low=partial.low,
                 partial_high=partial.high,
+                below=below,
+                right=right.mean,
+                right_low=right.low,
+                right_high=right.high,
             )
         )
     return scores
@@ -228,6 +234,17 @@ def _agreement(
     pairs = np.arange(len(change))
     low, high = bootstrap(correlation, len(change))
     return Interval(float(correlation(pairs)), low, high, len(change))
+
+
+def _share_right(
+    risks: Float[ndarray, " pairs"], fell: Bool[ndarray, " pairs"], said: int
+) -> Interval:
+    """For what share of pairs it is right that the first `said` of a ranking fall, no others."""
+    falls = np.zeros_like(fell)
+    falls[np.argsort(-risks, kind="stable")[:said]] = True
+    right = falls == fell
+    low, high = bootstrap(lambda at: right[at].mean(-1), len(fell))
+    return Interval(float(right.mean()), low, high, len(fell))
 
 
 def _area(risks: Float[ndarray, " pairs"], fell: Bool[ndarray, " pairs"]) -> Interval:

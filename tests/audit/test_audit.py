@@ -154,6 +154,47 @@ def test_word_overlap_is_the_mean_over_the_other_pairs() -> None:
         assert overlap == pytest.approx(np.mean(expected))
 
 
+def test_the_band_s_edges_are_those_of_autograd() -> None:
+    policy, (pair, *_), _ = audited()
+    weights = {name: w.clone().requires_grad_() for name, w in policy.weights.items()}
+    sides = []
+    for answer in (pair.chosen, pair.rejected):
+        assert answer is not None
+        total = policy.logps(weights, policy.batch([answer])).sum()
+        gradients = torch.autograd.grad(total, list(weights.values()), materialize_grads=True)
+        sides.append(torch.cat([gradient.flatten() for gradient in gradients]))
+    plus, minus = sides
+    square, product, other = plus @ plus, plus @ minus, minus @ minus
+    assert product > 0
+    for edge, bands in (
+        (square / product, ("inside", "below")),
+        (product / other, ("above", "inside")),
+    ):
+        for factor, band in zip((1 - 1e-9, 1 + 1e-9), bands, strict=True):
+            config = DPOConfig(negative_dose=float(factor * edge))
+            (row,) = audit_pairs(policy, [pair], build_objective(config))  # type: ignore[arg-type]
+            assert row.band == band
+            # At the reference DPO weighs both sides by β/2.
+            expected = config.beta / 2 * (product - factor * edge * other)
+            assert row.rejected_force == pytest.approx(float(expected), rel=EXACT, abs=1e-12)
+
+
+def test_a_ranking_is_right_of_as_many_answers_as_lie_below_the_band() -> None:
+    moved = np.array([-2.0, -1.0, -0.5, 0.5, 1.0, 2.0])
+    audited_pairs = [
+        row.model_copy(update={"force": force, "ches": float(at)})
+        for at, (row, force) in enumerate(
+            zip(rows(moved), (-1.0, 0.5, -0.2, 0.3, 0.1, 0.9), strict=True)
+        )
+    ]
+    found = {row.ranking: row for row in judged(audited_pairs, changes(moved))}
+    assert {row.below for row in found.values()} == {2}
+    # Two of the three that fell; CHES puts two first that rose.
+    assert found["force"].right == pytest.approx(5 / 6)
+    assert found["ches"].right == pytest.approx(1 / 6)
+    assert found["force"].right_low < 5 / 6 <= found["force"].right_high
+
+
 def test_ches_is_that_of_the_head_s_inputs() -> None:
     policy, everyone, rows = audited()
     for pair, row in zip(everyone, rows, strict=True):
