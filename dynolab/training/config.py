@@ -231,11 +231,11 @@ class LoopConfig(BaseModel):
                 "objective.designed_dose out",
             ),
             (
-                engine.ranks > 1 and engine.zero_stage == 3 and dose is not None,
+                engine.ranks > 1 and engine.zero_stage == 3 and self.chooses_dose,
                 "engine.zero_stage",
                 3,
-                "a designed dose needs the whole weights on every rank; set 0, 1 or 2, or leave "
-                "objective.designed_dose out",
+                "a dose that steps choose needs the whole weights on every rank; set 0, 1 or 2, or "
+                "leave objective.designed_dose and objective.calibrated out",
             ),
             (
                 bool(self.without) and accounted,
@@ -265,6 +265,11 @@ class LoopConfig(BaseModel):
     def designed_dose(self) -> DesignedDoseConfig | None:
         """How the dose of the push on rejected answers is chosen at every step, if it is."""
         return getattr(self.objective, "designed_dose", None)
+
+    @property
+    def chooses_dose(self) -> bool:
+        """Whether steps choose the dose."""
+        return getattr(self.objective, "chooses_dose", False)
 
     @property
     def micro_examples(self) -> int:
@@ -351,6 +356,12 @@ class GroupTrainConfig(LoopConfig):
                 dose and dose.per,
                 "protects other rows' chosen answers; sampled groups have none; leave it out, or "
                 "train on rows",
+            ),
+            (
+                self.chooses_dose,
+                "objective.calibrated",
+                True,
+                "is for pairs of a data set; leave it out, or train on rows",
             ),
             (not self.rewards, "rewards", [], "name at least one reward"),
             (
