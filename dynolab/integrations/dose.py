@@ -118,6 +118,7 @@ class DesignedDose(Watching):
         # to the sample undosed, dosed, and dosed without their signs.
         self._effects: list[Float[Tensor, " 4"]] = []
         self._step: _Step | None = None
+        self._clipping: Any = None
         self._handles: list[Any] = []
         self._busy = False  # our own forwards come through the hooks, too
 
@@ -174,8 +175,7 @@ class DesignedDose(Watching):
     def _prepare(self) -> None:
         trainer: Any = self.trainer
         check_float32_products()
-        self._model: nn.Module = unwrapped(trainer)
-        self._device = next(self._model.parameters()).device
+        self._watch_forwards()
         self._is_smooth = self._has_warned = False
         answers = self._examples
         if not answers:
@@ -194,6 +194,11 @@ class DesignedDose(Watching):
         self._rounded = narrow or trainer.accelerator.mixed_precision != "no"
         self._optimizer_view = TrainerOptimizer(trainer, self._protected.trained)
         self._clipping = trainer.accelerator.clip_grad_norm_
+
+    def _watch_forwards(self) -> None:
+        """Sets the hooks on the model's forward."""
+        self._model: nn.Module = unwrapped(self.trainer)
+        self._device = next(self._model.parameters()).device
         self._handles = [
             self._model.register_forward_pre_hook(self._enter),
             self._model.register_forward_hook(self._leave, with_kwargs=True),
@@ -225,13 +230,7 @@ class DesignedDose(Watching):
         if not outputs.requires_grad:
             return
         ids = named["input_ids"] if "input_ids" in named else arguments[0]
-        if len(ids) % 2:
-            raise ConfigError(
-                "trainer",
-                type(self.trainer).__name__,
-                f"doses need a batch's chosen answers and then its rejected ones in one forward; "
-                f"it has one of {len(ids)} rows",
-            )
+        self._check_pairs(len(ids))
         with without_autocast(self._model, self._device):
             if not protected.slope:
                 mask = named.get("attention_mask", torch.ones_like(ids)).bool()
@@ -252,6 +251,15 @@ class DesignedDose(Watching):
                 farther = (self._outputs(2 * reach, arguments, named) - start) / (2 * reach)
                 self._is_smooth = is_smooth(slope, farther)
         outputs.register_hook(lambda gradient: self._dosed(gradient, slope))
+
+    def _check_pairs(self, rows: int) -> None:
+        if rows % 2:
+            raise ConfigError(
+                "trainer",
+                type(self.trainer).__name__,
+                "doses need a batch's chosen answers and then its rejected ones in one forward; "
+                f"it has one of {rows} rows",
+            )
 
     def _outputs(self, reach: float, arguments: tuple[Any, ...], named: dict[str, Any]) -> Outputs:
         """The outputs with the weights moved, at the step's own draws of dropout."""
@@ -373,6 +381,10 @@ class DesignedDose(Watching):
         }
         if self._is_fresh:  # an older slope would not tell what momentum does
             values["dose/momentum"] = step.momentum
+        self._store(values)
+
+    def _store(self, values: dict[str, float]) -> None:
+        """Has the trainer log values of a step."""
         trainer: Any = self.trainer
         if hasattr(trainer, "store_metrics"):  # CPO and ORPO
             trainer.store_metrics(values, "train")

@@ -205,10 +205,7 @@ class Calibrator:
                 assert answer is not None
                 of_answer = of_pair & (batch.token_side == side)
                 pushes.append(self._push(answer, weights[of_answer]))
-            up, down = pushes
-            # The objective weighs rejected tokens by −c₋.
-            dose = band_dose(_inner(up, up), -_inner(up, down), _inner(down, down))
-            doses[of_pair & (batch.token_side == REJECTED)] = dose
+            doses[of_pair & (batch.token_side == REJECTED)] = pair_dose(*pushes)
         return doses
 
     def _push(self, answer: Encoded, weights: Float[Tensor, " tokens"]) -> tuple[Tensor, ...]:
@@ -220,9 +217,16 @@ class Calibrator:
         return torch.autograd.grad(pushed, trained, materialize_grads=True)
 
 
-def _inner(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
-    products = [(a * b).sum(dtype=torch.float64) for a, b in zip(left, right, strict=True)]
-    return float(torch.stack(products).sum())
+def pair_dose(chosen: Sequence[Tensor], rejected: Sequence[Tensor]) -> float:
+    """`band_dose` of the loss's gradients through a pair's chosen and its rejected answer."""
+
+    def inner(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
+        products = [(a * b).sum(dtype=torch.float64) for a, b in zip(left, right, strict=True)]
+        return float(torch.stack(products).sum())
+
+    # The loss pulls at one answer and pushes the other: the sign of their product is turned.
+    product = -inner(chosen, rejected)
+    return band_dose(inner(chosen, chosen), product, inner(rejected, rejected))
 
 
 Designer = DoseDesigner | Calibrator
