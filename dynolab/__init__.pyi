@@ -34,6 +34,7 @@ from dynolab.forces import (
 )
 from dynolab.forces.map.analysis import recorded_examples as recorded_examples
 from dynolab.forces.map.breakdown import pair_totals as pair_totals
+from dynolab.integrations.calibrated import CalibratedDose as CalibratedDose
 from dynolab.integrations.callback import ProbeCallback as ProbeCallback
 from dynolab.integrations.dose import (
     DesignedDose as DesignedDose,

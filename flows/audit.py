@@ -7,9 +7,12 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
+from dynolab.audit.ranking_file import ranking_name, read_ranking
+from dynolab.data.source_checks import FilePath, named_file
 from dynolab.data.sources.load import DataConfig
-from dynolab.errors import under_field
+from dynolab.errors import ConfigError, under_field
 from dynolab.objectives import build_objective
+from dynolab.store import hash_file
 from flows.checkpoints import (
     ModelConfig,
     StudyFile,
@@ -21,7 +24,7 @@ from flows.checkpoints import (
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow, Step
 from flows.parameters.parse import as_change
 from flows.study.flow import PREFERENCE_OBJECTIVES
-from tasks.audit import AUDIT, FORESIGHT, AuditJob, ForesightConfig
+from tasks.audit import AUDIT, FORESIGHT, RANKING, AuditJob, ForesightConfig, RankingConfig
 from tasks.data import file_for_model
 from tasks.pages import AUDIT_PAGE, AuditPageConfig
 from tasks.runtime.stage import Platform
@@ -47,12 +50,20 @@ class AuditParameters(FlowParameters):
         None, description="Result of a data stage to use instead, in the format of model.result."
     )
     audit: AuditJob = AuditJob()
+    ranking: FilePath | None = Field(
+        None,
+        description="JSON lines or Parquet with the id of each pair and a score from elsewhere, "
+        "higher where the chosen answer is expected to fall: judged beside the audit's rankings.",
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> AuditParameters:
         for field, model in self.models.items():
             check_named(field, model)
         check_data_named_once(self.data_result, self.model_fields_set)
+        if self.ranking is not None and self.trained is None:
+            remedy = "is judged by what training did; name the trained model (trained)"
+            raise ConfigError("ranking", self.ranking, remedy)
         with under_field("audit.objective.loss"):
             build_objective(self.audit.objective)
         return self
@@ -64,10 +75,16 @@ class AuditParameters(FlowParameters):
         return {field: model for field, model in fields.items() if model is not None}
 
 
-def named_on_command_line(model: str | None, data: Path | None, trained: str | None) -> list[str]:
+def named_on_command_line(
+    model: str | None, data: Path | None, trained: str | None, ranking: Path | None = None
+) -> list[str]:
     """Turns the options of `dynolab audit` into changes of settings."""
-    models = {"model.model": model, "trained.model": trained}
-    settings: dict[str, object] = {name: it for name, it in models.items() if it is not None}
+    options = {
+        "model.model": model,
+        "trained.model": trained,
+        "ranking": None if ranking is None else str(ranking),
+    }
+    settings: dict[str, object] = {name: it for name, it in options.items() if it is not None}
     if data is not None:
         read = file_for_model(data, model)
         # Another file's page is kept, too.
@@ -89,7 +106,8 @@ def named_on_command_line(model: str | None, data: Path | None, trained: str | N
 def plan(parameters: AuditParameters, platform: Platform) -> Plan:
     """Plans the import of models and data, the audit, its foresight, and the page.
 
-    **Raises** `ConfigError` for an unknown result, or one without the needed files.
+    **Raises** `ConfigError` for an unknown result, or one without the needed files, and for a
+    ranking that is none.
     """
     needed = ("train.jsonl", "heldout.jsonl")
     update, existing = resolved_sources(parameters, parameters.models, platform, needed)
@@ -100,12 +118,32 @@ def plan(parameters: AuditParameters, platform: Platform) -> Plan:
     ]
     shown = {"data": "data", "audit": "audit"}
     if resolved.trained is not None:
-        steps.append(Step("foresight", FORESIGHT, ForesightConfig(), {**shown, "model": TRAINED}))
+        foreseen, job = {**shown, "model": TRAINED}, ForesightConfig()
+        if resolved.ranking is not None:
+            ranked, job = _ranking(resolved.ranking, resolved.audit)
+            # Before the audit: scores that do not fit the pairs end the run.
+            steps.insert(len(steps) - 1, ranked)
+            foreseen["ranking"] = "ranking"
+        steps.append(Step("foresight", FORESIGHT, job, foreseen))
         shown["foresight"] = "foresight"
     page = AuditPageConfig(
         name=resolved.name, objective=resolved.audit.objective.name, settings=resolved.as_yaml
     )
     return Plan(resolved, [*steps, Step("audit-page", AUDIT_PAGE, page, shown)], existing)
+
+
+def _ranking(path: str, audit: AuditJob) -> tuple[Step, ForesightConfig]:
+    """The step that reads a ranking, and what the foresight is told of it."""
+    file = named_file("ranking", path, "give JSON lines or Parquet with id and score")
+    read_ranking(file)
+    config = RankingConfig(
+        path=str(file.resolve()),
+        sha256=hash_file(file).sha256,
+        pairs=audit.pairs,
+        heldout_pairs=audit.heldout_pairs,
+    )
+    step = Step("ranking", RANKING, config, {"data": "data"})
+    return step, ForesightConfig(ranking=ranking_name(file))
 
 
 FLOW = StagedFlow(
@@ -126,6 +164,7 @@ FLOW = StagedFlow(
                 "objective": "audit.objective.name",
                 "beta": "audit.objective.beta",
                 "pairs": "audit.pairs",
+                "ranking": "ranking",
             },
             objectives=PREFERENCE_OBJECTIVES,
         )

@@ -130,6 +130,13 @@ def audit(
             help="Folder or Hub name of the trained model, to compare the rankings with its effect."
         ),
     ] = None,
+    ranking: Annotated[
+        Path | None,
+        typer.Option(
+            help="Scores from elsewhere (id, score), to compare with the rankings; JSON lines or "
+            "Parquet."
+        ),
+    ] = None,
     changes: Overrides = None,
     plan: Plan = False,
     machine: MachineName = None,
@@ -141,8 +148,8 @@ def audit(
     from flows.audit import FLOW, named_on_command_line
     from flows.commands import Wanted, start
 
-    with under_option(model=model, data=data, trained=trained):
-        named = named_on_command_line(model, data, trained)
+    with under_option(model=model, data=data, trained=trained, ranking=ranking):
+        named = named_on_command_line(model, data, trained, ranking)
         study_file, again = file_and_stages(file, config, stages, fresh=fresh)
         study_file = study_file or (None if named else built_in("audit"))
         choices = Wanted(plan=plan, machine=machine, show=show, fresh=again, json=as_json)

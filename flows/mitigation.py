@@ -227,7 +227,7 @@ def _given(config: BaseModel) -> dict[str, Any]:
 def _arms(trained: TrainConfig) -> dict[str, ArmConfig]:
     objective: Any = trained.objective
     changes: dict[str, dict[str, Any]] = {}
-    if isinstance(objective, PairConfig) and objective.designed_dose is None:
+    if isinstance(objective, PairConfig) and not objective.chooses_dose:
         changes["designed"] = {"designed_dose": DesignedDoseConfig()}
         if isinstance(objective, DPOConfig):
             changes["designed"]["negative_dose"] = 1.0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from random import Random
 from typing import Any, get_args
@@ -15,6 +16,7 @@ from pydantic import Field, model_validator
 
 from dynolab.audit.audit import audit_pairs
 from dynolab.audit.foresight import Ranking, foresight, risk, worst_first
+from dynolab.audit.ranking_file import check_scored, read_ranking
 from dynolab.audit.word_overlap import word_overlap
 from dynolab.costs.machines import StageCost
 from dynolab.data.batches import CHOSEN, REJECTED
@@ -25,7 +27,7 @@ from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives import build_objective
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import PAIR_OBJECTIVES, RowObjectiveConfig
-from dynolab.results.audit import ChosenChange, FilteredPairs, PairAudit
+from dynolab.results.audit import Band, ChosenChange, FilteredPairs, PairAudit
 from dynolab.training.examples import check_sides
 from dynolab.training.reference import score_responses
 from tasks.runtime.stage import Stage
@@ -68,8 +70,10 @@ class AuditJob(AuditConfig):
 def audit(work: Work[AuditJob]) -> dict[str, float]:
     """Reads inputs `data` and `model`, the model that preference training starts from.
 
-    Results: `audit.jsonl`, training pairs first.
+    Results: `audit.jsonl`, training pairs first, and the same as `audit.parquet`.
     """
+    import pyarrow as pa
+    from pyarrow import parquet
 
     config = work.config
     folder = work.input_folder("model", "model")
@@ -88,6 +92,8 @@ def audit(work: Work[AuditJob]) -> dict[str, float]:
             on_pair=progress.update,
         )
         work.write_tables(audit=rows)
+        columns = pa.Table.from_pylist([row.model_dump() for row in rows])
+        parquet.write_table(columns, work.output / "audit.parquet")
     work.log_tables(audit=rows)
     return work.log_metrics(_metrics(rows) | encoder.counts.as_metrics())
 
@@ -108,6 +114,8 @@ def _metrics(rows: list[PairAudit]) -> dict[str, float]:
     training = [row for row in rows if row.split == "train"]
     names = ("pull_up", "push_down", "force", "from_all")
     means = {f"audit/{n}": float(np.mean([getattr(row, n) for row in training])) for n in names}
+    for band in get_args(Band):
+        means[f"audit/band/{band}"] = float(np.mean([row.band == band for row in training]))
     return means | {"audit/pushed_down": float(np.mean([row.push_down < 0 for row in training]))}
 
 
@@ -121,18 +129,57 @@ def estimate(costs: Costs, config: AuditJob, _: Reads) -> StageCost:
     )
 
 
-AUDIT = Stage("audit", 3, audit, ("batch_tokens",), estimate)
+AUDIT = Stage("audit", 4, audit, ("batch_tokens",), estimate)
+
+
+class RankingConfig(StageConfig):
+    """A file of scores, and which pairs the audit reads."""
+
+    path: str
+    sha256: str
+    pairs: int | None
+    heldout_pairs: int | None
+
+
+def rank_by_file(work: Work[RankingConfig]) -> dict[str, float]:
+    """Reads input `data`. Results: `ranking.json`, the file's scores by id.
+
+    **Raises** `ConfigError` for scores that do not fit the pairs.
+    """
+    config, data = work.config, work.input_folder("data")
+    with work.shown():
+        scores = read_ranking(Path(config.path))
+        ids = {
+            split: [row.id for row in read_rows(data / f"{split}.jsonl", Example)]
+            for split in get_args(Split)
+        }
+        audited = {
+            "train": ids["train"][: config.pairs],
+            "heldout": ids["heldout"][: config.heldout_pairs],
+        }
+        check_scored(scores, audited, dict.fromkeys(chain.from_iterable(ids.values())))
+        (work.output / "ranking.json").write_text(json.dumps(scores))
+    return {"ranking/scores": float(len(scores))}
+
+
+RANKING = Stage("ranking", 1, rank_by_file, ("path",))
 
 
 class ForesightConfig(StageConfig):
     """How answers are scored after the training."""
 
     batch: int = Field(16, ge=1, description="Answers in one forward.")
+    ranking: str | None = Field(
+        None,
+        exclude_if=lambda name: name is None,
+        description="Name of the ranking that input `ranking` holds.",
+    )
 
 
 def foresee(work: Work[ForesightConfig]) -> dict[str, float]:
     """Reads inputs `data`, `audit`, `model`, the model that was trained on the audited pairs, and,
-    if some of them were filtered out, `filter`: those training pairs are ignored.
+    if some of them were filtered out, `filter`: those training pairs are ignored. Input `ranking`
+    holds scores from elsewhere.
 
     Results: `changes.jsonl` and `foresight.jsonl`.
     """
@@ -145,7 +192,11 @@ def foresee(work: Work[ForesightConfig]) -> dict[str, float]:
         rows = [row for row in rows if row.split != "train" or row.pair_id not in dropped]
     with work.shown():
         changes, overlaps = _changes(work, rows)
-        rankings = foresight(rows, changes, overlaps, training_pairs)
+        others = {}
+        if (name := work.config.ranking) is not None:
+            scores = work.input_folder("ranking") / "ranking.json"
+            others[name] = read_value(scores, dict[str, float])
+        rankings = foresight(rows, changes, overlaps, training_pairs, others)
         work.write_tables(changes=changes, foresight=rankings)
     work.log_tables(foresight=rankings, changes=changes)
     metrics = {
@@ -159,6 +210,9 @@ def foresee(work: Work[ForesightConfig]) -> dict[str, float]:
             "partial",
             "partial_low",
             "partial_high",
+            "right",
+            "right_low",
+            "right_high",
         )
     }
     return work.log_metrics({n: value for n, value in metrics.items() if math.isfinite(value)})
@@ -209,7 +263,7 @@ def word_overlaps(
     return dict(zip(places, overlaps.tolist(), strict=True))
 
 
-FORESIGHT = Stage("foresight", 5, foresee, operational=("batch",))
+FORESIGHT = Stage("foresight", 6, foresee, operational=("batch",))
 
 
 class FilterConfig(StageConfig):

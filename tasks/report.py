@@ -178,7 +178,7 @@ def read_inputs(
             map_command=map_command(config.objective, results, config.learning_rate),
             explore_command=f"{invocation()} explore",
             remedies_command=remedies_command(config.name) if config.remedies else "",
-            designed_dose=getattr(config.objective, "designed_dose", None) is not None,
+            designed_dose=getattr(config.objective, "chooses_dose", False),
             reports=str(_reports()),
             path_command=f"{invocation()} path {short}" if short else "",
             stages=facts_of(results, lambda name: name.removeprefix(CONTRAST).replace("_", "-")),

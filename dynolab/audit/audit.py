@@ -21,7 +21,7 @@ from dynolab.forces.function.rules import at_head, subspace
 from dynolab.forces.function.weights import Weights
 from dynolab.forces.step.split import objective_batch
 from dynolab.objectives.pairs import PairObjective
-from dynolab.results.audit import PairAudit
+from dynolab.results.audit import Band, PairAudit
 from dynolab.training.step_record import RecordedExample
 
 PIECE = 2**20
@@ -46,7 +46,9 @@ def audit_pairs(
         Δ log π(y⁺) = ⟨g₊, −∇L⟩ = c₊ ‖g₊‖² − c₋ ⟨g₊, g₋⟩   (pull up, push down).
 
     The pull up is never negative if c₊ > 0. The push down does the squeezing: it outweighs the pull
-    if the answers' gradients point the same way and the rejected one's is longer.
+    if the answers' gradients point the same way and the rejected one's is longer. The rejected
+    answer changes by `c₊ ⟨g₊, g₋⟩ − c₋ ‖g₋‖²`, and both signs say where c₊/c₋ lies to the band in
+    which the one is kept and the other falls (`dynolab.results.audit.Band`).
 
     The reference is the policy itself, as at the start of preference training.
 
@@ -122,8 +124,10 @@ def _pair_figures(
     chosen.differentiate(plus.__setitem__)
     squares = [_inner(g, g) for g in plus.values()]
     products: list[Tensor] = []
+    rejected_squares: list[Tensor] = []
 
     def use(name: str, minus: Tensor) -> None:
+        rejected_squares.append(_inner(minus, minus))
         if name in plus:
             products.append(_inner(plus[name], minus))
         if into is not None:
@@ -134,6 +138,7 @@ def _pair_figures(
         for name, g in plus.items():
             into[0][name].add_(g, alpha=up * into[1])
     pull, push = up * _sum(squares), -down * _sum(products)
+    rejected_force = up * _sum(products) - down * _sum(rejected_squares)
     tokens = [response.ids[response.prompt_length :] for response in responses]
     logp = float(chosen.logps.double().sum())
     return (
@@ -148,12 +153,20 @@ def _pair_figures(
             "pull_up": pull,
             "push_down": push,
             "force": pull + push,
+            "rejected_force": rejected_force,
+            "band": _band(pull + push, rejected_force),
             "ches": float(ches(chosen.hidden, rejected.hidden)),
             "ches_per_token": float(ches_per_token(chosen.hidden, rejected.hidden)),
             "likelihood_gap": logp - float(rejected.logps.double().sum()),
             "edit_distance": edit_distance(*tokens),
         },
     )
+
+
+def _band(force: float, rejected_force: float) -> Band:
+    if force < 0:
+        return "below"
+    return "above" if rejected_force > 0 else "inside"
 
 
 def _responses(pair: EncodedExample) -> tuple[Encoded, Encoded]:

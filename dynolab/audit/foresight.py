@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -87,6 +88,9 @@ TRIVIAL: tuple[Predictor, ...] = (
 )
 """Rankings that take one forward pass or the texts alone: what a force must add to."""
 
+OtherRankings = Mapping[str, Mapping[str, float]]
+"""Name of a ranking → id of a pair → its score: the higher, the more its answer would fall."""
+
 RARER_CLASS = 10
 """Answers that fell, and others, of which an AUC is taken."""
 
@@ -106,6 +110,7 @@ def foresight(
     changes: Sequence[ChosenChange],
     overlaps: Mapping[tuple[Split, str], float],
     training_pairs: int,
+    others: OtherRankings = MappingProxyType({}),
 ) -> list[Foresight]:
     """Scores every ranking against what training did, on the pairs with a measured change.
 
@@ -113,12 +118,13 @@ def foresight(
     reversed, and every other ranking with the best force.
 
     **Arguments:** `overlaps`: `word_overlap` by split and pair; `training_pairs`: how many were
-    audited, of which `rows` may lack some.
+    audited, of which `rows` may lack some; `others`: rankings from elsewhere, which are left out of
+    splits of which they lack pairs.
 
     **Returns:** one row per split and ranking, in that order.
     """
     foresights = []
-    for split, risks, change in risks_and_changes(rows, changes, overlaps, training_pairs):
+    for split, risks, change in risks_and_changes(rows, changes, overlaps, training_pairs, others):
         foresights += _score_rankings(split, risks, change)
     return foresights
 
@@ -128,7 +134,8 @@ def risks_and_changes(
     changes: Sequence[ChosenChange],
     overlaps: Mapping[tuple[Split, str], float],
     training_pairs: int,
-) -> Iterator[tuple[Split, dict[Predictor, Float[ndarray, " pairs"]], Float[ndarray, " pairs"]]]:
+    others: OtherRankings = MappingProxyType({}),
+) -> Iterator[tuple[Split, dict[str, Float[ndarray, " pairs"]], Float[ndarray, " pairs"]]]:
     """What is compared, split by split: every ranking's risk of a pair, and its change in nats.
 
     Arguments as of `foresight`.
@@ -139,12 +146,16 @@ def risks_and_changes(
         if changed:
             change = np.array([change_of[split, row.pair_id] for row in changed])
             overlap = np.array([overlaps[split, row.pair_id] for row in changed])
-            yield split, _risks(changed, overlap, training_pairs), change
+            risks = _risks(changed, overlap, training_pairs)
+            for name, scores in others.items():
+                if all(row.pair_id in scores for row in changed):
+                    risks[name] = np.array([scores[row.pair_id] for row in changed])
+            yield split, risks, change
 
 
 def _risks(
     rows: Sequence[PairAudit], overlap: Float[ndarray, " pairs"], training_pairs: int
-) -> dict[Predictor, Float[ndarray, " pairs"]]:
+) -> dict[str, Float[ndarray, " pairs"]]:
     """What each ranking says of each pair, signed so that higher is worse.
 
     The step on all training pairs is the mean of their steps: a training pair's own part of it is
@@ -163,7 +174,7 @@ def _risks(
 
 def _score_rankings(
     split: Split,
-    risks: Mapping[Predictor, Float[ndarray, " pairs"]],
+    risks: Mapping[str, Float[ndarray, " pairs"]],
     change: Float[ndarray, " pairs"],
 ) -> list[Foresight]:
     pairs = len(change)
@@ -175,12 +186,14 @@ def _score_rankings(
     # A trivial ranking may tell by its reverse, too, and a partial correlation is then the same.
     trivial = max(TRIVIAL, key=lambda ranking: np.nan_to_num(abs(correlations[ranking]), nan=-1))
     force = max(FORCES, key=lambda ranking: np.nan_to_num(correlations[ranking], nan=-1))
+    below = int((risks["force"] > 0).sum())
     scores = []
     for ranking, values in risks.items():
         given = trivial if ranking in FORCES else force
         agreement = _agreement(values, change)
         partial = _agreement(values, change, given=risks[given])
         area = _area(values, fell)
+        right = _share_right(values, fell, below)
         scores.append(
             Foresight(
                 ranking=ranking,
@@ -197,6 +210,10 @@ def _score_rankings(
                 partial=partial.mean,
                 partial_low=partial.low,
                 partial_high=partial.high,
+                below=below,
+                right=right.mean,
+                right_low=right.low,
+                right_high=right.high,
             )
         )
     return scores
@@ -217,6 +234,17 @@ def _agreement(
     pairs = np.arange(len(change))
     low, high = bootstrap(correlation, len(change))
     return Interval(float(correlation(pairs)), low, high, len(change))
+
+
+def _share_right(
+    risks: Float[ndarray, " pairs"], fell: Bool[ndarray, " pairs"], said: int
+) -> Interval:
+    """For what share of pairs it is right that the first `said` of a ranking fall, no others."""
+    falls = np.zeros_like(fell)
+    falls[np.argsort(-risks, kind="stable")[:said]] = True
+    right = falls == fell
+    low, high = bootstrap(lambda at: right[at].mean(-1), len(fell))
+    return Interval(float(right.mean()), low, high, len(fell))
 
 
 def _area(risks: Float[ndarray, " pairs"], fell: Bool[ndarray, " pairs"]) -> Interval:

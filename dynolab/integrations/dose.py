@@ -122,6 +122,7 @@ class DesignedDose(Watching):
         # to the sample undosed, dosed, and dosed without their signs.
         self._effects: list[Float[Tensor, " 4"]] = []
         self._step: _Step | None = None
+        self._clipping: Any = None
         self._handles: list[Any] = []
         self._busy = False  # our own forwards come through the hooks, too
         self._is_one_sample = True  # a step's batches have one sample in common
@@ -179,8 +180,7 @@ class DesignedDose(Watching):
     def _prepare(self) -> None:
         trainer: Any = self.trainer
         check_float32_products()
-        self._model: nn.Module = unwrapped(trainer)
-        self._device = next(self._model.parameters()).device
+        self._watch_forwards()
         self._is_smooth = self._has_warned = False
         answers = self._answers()
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
@@ -191,6 +191,11 @@ class DesignedDose(Watching):
         self._rounded = narrow or trainer.accelerator.mixed_precision != "no"
         self._optimizer_view = TrainerOptimizer(trainer, self._protected.trained)
         self._clipping = trainer.accelerator.clip_grad_norm_
+
+    def _watch_forwards(self) -> None:
+        """Sets the hooks on the model's forward."""
+        self._model: nn.Module = unwrapped(self.trainer)
+        self._device = next(self._model.parameters()).device
         self._handles = [
             self._model.register_forward_pre_hook(self._enter),
             self._model.register_forward_hook(self._leave, with_kwargs=True),
@@ -260,19 +265,22 @@ class DesignedDose(Watching):
 
         **Arguments:** `rows`: the tokens of the forward's sequences.
         """
-        if len(rows) % 2:
-            raise ConfigError(
-                "trainer",
-                type(self.trainer).__name__,
-                f"doses need a batch's chosen answers and then its rejected ones in one forward; "
-                f"it has one of {len(rows)} rows",
-            )
+        self._check_pairs(len(rows))
         # Chosen answers are the first half of the rows, rejected ones the second, pair by pair.
         self._rejected = torch.arange(len(rows)) >= len(rows) // 2
         if not protected.slope:
             trainer: Any = self.trainer
             protected.draw(set(rows), f"{trainer.args.seed}/{trainer.state.global_step}")
             self._is_fresh = True
+
+    def _check_pairs(self, rows: int) -> None:
+        if rows % 2:
+            raise ConfigError(
+                "trainer",
+                type(self.trainer).__name__,
+                "doses need a batch's chosen answers and then its rejected ones in one forward; "
+                f"it has one of {rows} rows",
+            )
 
     def _outputs(self, reach: float, arguments: tuple[Any, ...], named: dict[str, Any]) -> Outputs:
         """The outputs with the weights moved, at the step's own draws of dropout."""
@@ -394,6 +402,10 @@ class DesignedDose(Watching):
         }
         if self._is_fresh:  # an older slope would not tell what momentum does
             values["dose/momentum"] = step.momentum
+        self._store(values)
+
+    def _store(self, values: dict[str, float]) -> None:
+        """Has the trainer log values of a step."""
         trainer: Any = self.trainer
         if hasattr(trainer, "store_metrics"):  # CPO and ORPO
             trainer.store_metrics(values, "train")

@@ -102,10 +102,10 @@ class DPOConfig(PairConfig):
         on_ratios = [loss for loss in self.loss_type if loss in get_args(OnRatios)]
         check_settings(
             (
-                self.designed_dose is not None and self.negative_dose != 1,
+                self.chooses_dose and self.negative_dose != 1,
                 "objective.negative_dose",
                 self.negative_dose,
-                "designed_dose chooses the dose; leave one of the two out",
+                "designed_dose and calibrated choose the dose; leave it out",
             ),
             (
                 weights is not None and (len(weights) != len(self.loss_type) or sum(weights) <= 0),

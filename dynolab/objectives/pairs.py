@@ -5,14 +5,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, Self, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch
+from dynolab.errors import ConfigError
 from dynolab.objectives.base import Objective
 
 Per = Literal["batch", "pair", "token"]
@@ -52,6 +53,20 @@ def largest_doses(
     before = ordered.cumsum(0) - ordered
     doses[order] = ((room - before) / ordered).clamp(0, 1)
     return doses
+
+
+def band_dose(chosen: float, product: float, rejected: float) -> float:
+    """The dose nearest to 1 at which a step on a pair keeps its chosen answer and lowers the other.
+
+    With a₊ = c₊ g₊ and a₋ = c₋ g₋, what the loss does through both answers, a step along
+    `a₊ − d a₋` does so for d between ⟨a₊, a₋⟩/‖a₋‖² and ‖a₊‖²/⟨a₊, a₋⟩ (Chen et al., arXiv
+    2604.18239), and for every d where the two do not point the same way.
+
+    **Arguments:** ‖a₊‖², ⟨a₊, a₋⟩ and ‖a₋‖².
+    """
+    if product <= 0:
+        return 1.0
+    return min(max(1.0, product / rejected), chosen / product)
 
 
 @dataclass(frozen=True)
@@ -107,6 +122,24 @@ class PairConfig(BaseModel):
         description="In a training, each step's push on rejected tokens is the largest that to "
         "first order lowers no other chosen answers; elsewhere, such as in an audit, it is whole.",
     )
+    calibrated: bool = Field(
+        default=False,
+        exclude_if=lambda calibrated: not calibrated,
+        description="In a training, each pair's push on its rejected tokens is scaled so that the "
+        "pair, to first order, lowers its rejected answer and not its chosen one.",
+    )
+
+    @model_validator(mode="after")
+    def _one_choice(self) -> Self:
+        if self.calibrated and self.designed_dose is not None:
+            remedy = "designed_dose chooses the same push; leave one of the two out"
+            raise ConfigError("objective.calibrated", True, remedy)
+        return self
+
+    @property
+    def chooses_dose(self) -> bool:
+        """Whether steps choose how hard they push rejected answers."""
+        return self.calibrated or self.designed_dose is not None
 
 
 @dataclass(frozen=True)

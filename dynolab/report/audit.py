@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
-from dynolab.audit.foresight import FORCES, Ranking, worst_first
+from dynolab.audit.foresight import FORCES, TRIVIAL, Ranking, worst_first
 from dynolab.data.rows import Split, rows_by_source
 from dynolab.grouping import attributes
 from dynolab.report.figure import (
@@ -33,7 +34,7 @@ from dynolab.report.style import (
     plotly_text,
     with_interval,
 )
-from dynolab.results.audit import Foresight, PairAudit
+from dynolab.results.audit import Band, Foresight, PairAudit
 from dynolab.statistics import Interval, column
 
 LABELS: dict[str, tuple[str, str]] = {
@@ -86,6 +87,7 @@ def write_audit_page(inputs: AuditPageInputs, folder: Path) -> None:
             sources_section(audit, words),
             worst_section(audit, "from_all", words),
             pull_figure(audit, words),
+            band_section(audit),
             foresight_section(audit.foresight) if audit.foresight else None,
             foreseen_figure(audit),
             worst_section(audit, "force", words),
@@ -107,10 +109,32 @@ def worst_section(audit: Audit, ranking: Ranking, words: Words) -> Section:
         nats = numbers(row.pull_up, row.push_down, row.from_all, row.on_all, sign=True)
         trained = number(moved.get(name), sign=True)
         prompt = excerpt(pair.prompt, 90, end=True)
-        rows.append((row.pair_id, prompt, *answers, *nats, number(row.ches), trained))
+        shown = (row.pair_id, prompt, *answers, row.band or "–")
+        rows.append((*shown, *nats, number(row.ches), trained))
     nats_head = ("pull up", "push down", "from all", "on all", "CHES", "Δ by training")
-    head = ("pair", "prompt", "chosen y⁺", "rejected y⁻", *nats_head)
-    return words.section(f"worst-{ranking}", table(head, rows, "ssssnnnnnn", cards=True))
+    head = ("pair", "prompt", "chosen y⁺", "rejected y⁻", "band", *nats_head)
+    return words.section(f"worst-{ranking}", table(head, rows, "sssssnnnnnn", cards=True))
+
+
+def band_section(audit: Audit) -> Section | None:
+    """How many training pairs lie below, inside and above the band, and how many answers fell."""
+    if any(row.band is None for row in audit.trained):
+        return None  # an older result
+    moved, rows = audit.moved, []
+    for band in get_args(Band):
+        pairs = [(row.split, row.pair_id) for row in audit.trained if row.band == band]
+        changes = [moved[pair] for pair in pairs if pair in moved]
+        fell = f"{sum(change < 0 for change in changes)} of {len(changes)}" if changes else "–"
+        rows.append((band, len(pairs), fell))
+    judged = {row.ranking: row for row in audit.foresight if row.split == "train"}
+    rivals = [judged[name] for name in TRIVIAL if name in judged]
+    words = Words(
+        "audit.html",
+        judged=judged.get("force"),
+        rival=max(rivals, key=lambda row: row.right, default=None),
+        labels=LABELS,
+    )
+    return words.table("band", ("band", "pairs", "chosen answers that fell"), rows, "snn")
 
 
 def sources_section(audit: Audit, words: Words) -> Section | None:
@@ -167,10 +191,11 @@ def foresight_section(foresight: Sequence[Foresight]) -> Section:
     splits = [split for split in SPLITS if any(row.split == split for row in foresight)]
     by_ranking = {(row.ranking, row.split): row for row in foresight}
     rows = []
-    for ranking, label in LABELS.items():
+    from_elsewhere = {row.ranking: (row.ranking, "its score is high") for row in foresight}
+    for ranking, label in (from_elsewhere | LABELS).items():
         cells = [cell for split in splits for cell in _scores(by_ranking.get((ranking, split)))]
         rows.append((*label, *cells))
-    measures = ("rank correlation", "given the other kind’s best", "AUC")
+    measures = ("rank correlation", "given the other kind’s best", "AUC", "right")
     head = [f"{measure}, {SPLITS[split]}" for split in splits for measure in measures]
     counted = [(by_ranking[FORCES[0], split], _best_ranking(foresight, split)) for split in splits]
     words = Words("audit.html", counted=counted)
@@ -178,14 +203,17 @@ def foresight_section(foresight: Sequence[Foresight]) -> Section:
     return words.section("foresight", table(heads, rows, "ss" + "n" * len(head)))
 
 
-def _scores(row: Foresight | None) -> tuple[str, str, str]:
-    """A ranking's three figures; a dash where it has none."""
+def _scores(row: Foresight | None) -> list[str]:
+    """A ranking's four figures; a dash where it has none."""
     if row is None:
-        return "–", "–", "–"
+        return ["–"] * 4
     spearman = Interval(row.spearman, row.spearman_low, row.spearman_high, row.pairs)
     partial = Interval(row.partial, row.partial_low, row.partial_high, row.pairs)
     auc = Interval(row.auc, row.auc_low, row.auc_high, row.pairs)
-    return with_interval(spearman), with_interval(partial), with_interval(auc, sign=False)
+    right = Interval(row.right, row.right_low, row.right_high, row.pairs)
+    signed, shares = (spearman, partial), (auc, right)
+    cells = [*map(with_interval, signed)]
+    return [*cells, *(with_interval(share, sign=False) for share in shares)]
 
 
 def _best_ranking(foresight: Sequence[Foresight], split: Split) -> str:

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import math
+from typing import Literal
 
 from pydantic import Field
 
 from dynolab.data.rows import Row, Split
 from dynolab.results.forces import Measured
+
+Band = Literal["below", "inside", "above"]
+"""Where the ratio of a loss's weights c₊/c₋ lies to the band in which a step on a pair keeps its
+chosen answer and lowers its rejected one (Chen et al., arXiv 2604.18239):
+
+    ⟨g₊, g₋⟩ / ‖g₊‖² ≤ c₊/c₋ ≤ ‖g₋‖² / ⟨g₊, g₋⟩
+
+Below it the chosen answer falls, above it the rejected one rises, too; if the gradients do not
+point the same way, all ratios are inside.
+"""
 
 
 class PairAudit(Row):
@@ -17,7 +29,8 @@ class PairAudit(Row):
     Δ log π(y⁺) in nats, under a gradient step of learning rate one on the pair alone: through its
     chosen tokens and through its rejected ones. `from_all` is the change of the same answer under
     a step on all training pairs, `on_all` the mean change of all training pairs' chosen answers
-    under the step on this pair.
+    under the step on this pair. `rejected_force` is the change of the pair's rejected answer under
+    the step on it alone, and `band` follows from both; None in older results.
 
     `ches` and `ches_per_token` are CHES and its length-normalised form, `likelihood_gap` is
     log π(y⁺) − log π(y⁻) in nats, `edit_distance` lies between 0, equal answers, and 1.
@@ -37,6 +50,8 @@ class PairAudit(Row):
     ches_per_token: float
     likelihood_gap: float
     edit_distance: float
+    rejected_force: float | None = None
+    band: Band | None = None
 
     @property
     def chosen_logp_per_token(self) -> float:
@@ -65,6 +80,10 @@ class Foresight(Measured):
     `partial`: rank correlation of the risk with the fall, given the risk of the ranking `given`:
     the best that takes no gradient, or, for those, the best force. All with 95% bootstrap intervals
     over pairs; NaN where nothing differs. `fallen` of `pairs` chosen answers fell.
+
+    `below` pairs lie below the band (`Band`): their own step lowers their chosen answer. `right`:
+    for what share of pairs it is right to say that just so many answers fall, those that the
+    ranking puts first; for `force` these are the pairs below the band. NaN in older results.
     """
 
     ranking: str
@@ -81,6 +100,10 @@ class Foresight(Measured):
     partial: float
     partial_low: float
     partial_high: float
+    below: int = 0
+    right: float = math.nan
+    right_low: float = math.nan
+    right_high: float = math.nan
 
 
 class FilteredPairs(Row):

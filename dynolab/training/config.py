@@ -231,11 +231,13 @@ class LoopConfig(BaseModel):
                 "objective.designed_dose out",
             ),
             (
-                engine.ranks > 1 and engine.zero_stage == 3 and dose is not None,
+                engine.ranks > 1
+                and engine.zero_stage == 3
+                and (dose is not None or self.chooses_dose),
                 "engine.zero_stage",
                 3,
-                "a designed dose needs the whole weights on every rank; set 0, 1 or 2, or leave "
-                "objective.designed_dose out",
+                "a dose that steps choose needs the whole weights on every rank; set 0, 1 or 2, or "
+                "leave objective.designed_dose and objective.calibrated out",
             ),
             (
                 bool(self.without) and accounted,
@@ -265,6 +267,11 @@ class LoopConfig(BaseModel):
     def designed_dose(self) -> DesignedDoseConfig | GroupDoseConfig | None:
         """How the doses of pushes are chosen at every step, if they are."""
         return getattr(self.objective, "designed_dose", None)
+
+    @property
+    def chooses_dose(self) -> bool:
+        """Whether steps choose the dose."""
+        return getattr(self.objective, "chooses_dose", False)
 
     @property
     def micro_examples(self) -> int:
@@ -352,6 +359,12 @@ class GroupTrainConfig(LoopConfig):
                 dose and dose.per,
                 "protects other rows' chosen answers; sampled groups have none; leave it out, or "
                 "train on rows",
+            ),
+            (
+                self.chooses_dose,
+                "objective.calibrated",
+                True,
+                "is for pairs of a data set; leave it out, or train on rows",
             ),
             (not self.rewards, "rewards", [], "name at least one reward"),
             (

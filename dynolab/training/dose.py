@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from dynolab import distributed
-from dynolab.data.batches import REJECTED, TokenBatch, collate
+from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch, collate
 from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.data.groups import Group, with_tokens
 from dynolab.errors import ConfigError
@@ -28,6 +28,7 @@ from dynolab.objectives.pairs import (
     PairObjective,
     Per,
     TokenEffects,
+    band_dose,
     designed_doses,
 )
 from dynolab.objectives.policy_gradient import ClippedConfig, aggregation_weights
@@ -201,6 +202,79 @@ class DoseDesigner:
         """The weights that are trained, by their names in the model."""
         named = self._logits.model.named_parameters()
         return [(name, weight) for name, weight in named if weight.requires_grad]
+
+
+class Calibrator:
+    """The doses nearest to 1 at which each pair's own step is in the band (`band_dose`).
+
+    It takes the gradient through each answer by itself: a forward and a backward more for each,
+    and two tensors of the weights' size. The band is that of plain gradients, as in the paper.
+
+    **Arguments:**
+
+    - `logits`: the policy that the engine trains.
+    - `rows`: all rows of the training.
+    """
+
+    def __init__(
+        self,
+        logits: ResponseLogits,
+        objective: Objective,
+        rows: Sequence[EncodedExample],
+        pad_id: int,
+    ) -> None:
+        self._logits, self._objective, self._pad_id = logits, objective, pad_id
+        self._rows = {row.id: row for row in rows}
+
+    def design(
+        self,
+        engine: Engine,
+        step: int,
+        batches: Sequence[TokenBatch],
+        starts: Sequence[Float[Tensor, " _"]],
+        ids: Collection[str],
+    ) -> list[Float[Tensor, " _"]]:
+        """The dose of every token of this rank's micro-batches, 1 on chosen ones."""
+        return [self._doses(*part) for part in zip(batches, starts, strict=True)]
+
+    def _doses(
+        self, batch: TokenBatch, start: Float[Tensor, " tokens"]
+    ) -> Float[Tensor, " tokens"]:
+        weights, doses = self._objective.token_weights(start, batch), torch.ones_like(start)
+        for number, name in enumerate(batch.ids):
+            row = self._rows[name]
+            pushes = []
+            of_pair = batch.example[batch.sequence] == number
+            for side, answer in ((CHOSEN, row.chosen), (REJECTED, row.rejected)):
+                assert answer is not None
+                of_answer = of_pair & (batch.token_side == side)
+                pushes.append(self._push(answer, weights[of_answer]))
+            doses[of_pair & (batch.token_side == REJECTED)] = pair_dose(*pushes)
+        return doses
+
+    def _push(self, answer: Encoded, weights: Float[Tensor, " tokens"]) -> tuple[Tensor, ...]:
+        """`Σ_l c_l ∇log π_l` of an answer's tokens."""
+        trained = [weight for weight in self._logits.parameters() if weight.requires_grad]
+        with torch.enable_grad():
+            logps = self._logits(collate([answer], self._pad_id).to(weights.device), token_logps)
+            pushed = (weights * logps).sum()
+        return torch.autograd.grad(pushed, trained, materialize_grads=True)
+
+
+def pair_dose(chosen: Sequence[Tensor], rejected: Sequence[Tensor]) -> float:
+    """`band_dose` of the loss's gradients through a pair's chosen and its rejected answer."""
+
+    def inner(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
+        products = [(a * b).sum(dtype=torch.float64) for a, b in zip(left, right, strict=True)]
+        return float(torch.stack(products).sum())
+
+    # The loss pulls at one answer and pushes the other: the sign of their product is turned.
+    product = -inner(chosen, rejected)
+    return band_dose(inner(chosen, chosen), product, inner(rejected, rejected))
+
+
+Designer = DoseDesigner | Calibrator
+"""What chooses the doses of a training's steps."""
 
 
 def _are_right(batch: TokenBatch) -> Bool[Tensor, " sequences"]:

@@ -39,7 +39,7 @@ from dynolab.training.adapters import (
 from dynolab.training.alarm import Alarm, check_watched
 from dynolab.training.best import FOLDER, Best
 from dynolab.training.config import GroupTrainConfig
-from dynolab.training.dose import DoseDesigner, with_doses
+from dynolab.training.dose import Calibrator, Designer, DoseDesigner, with_doses
 from dynolab.training.engine import Engine, PlainEngine, clip_factor, learning_rate
 from dynolab.training.examples import Offline, Source, load_examples, load_prompts, training_encoder
 from dynolab.training.job import TrainJob
@@ -118,7 +118,7 @@ class Trainer:
         self.pad_id = int(
             tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         )
-        self.designer: DoseDesigner | None = None
+        self.designer: Designer | None = None
         self.source = self._build_source()
         self.passes = StepPasses(
             job.config,
@@ -409,8 +409,9 @@ class Trainer:
                 prompts, objective, job.config, self.policy, self.encoder, pad_id=self.pad_id
             )
         rows = load_examples(job.examples, self.encoder, job.config.objective)
+        logits = ResponseLogits(self.policy)
         if job.config.designed_dose is not None:
-            self.designer = DoseDesigner(
-                job.config, ResponseLogits(self.policy), objective, rows, self.pad_id
-            )
+            self.designer = DoseDesigner(job.config, logits, objective, rows, self.pad_id)
+        elif job.config.chooses_dose:
+            self.designer = Calibrator(logits, objective, rows, self.pad_id)
         return Offline(rows, objective, job, self.pad_id)

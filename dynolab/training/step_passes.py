@@ -18,7 +18,7 @@ from dynolab.data.packing import plan_rows, sequences_of, share_prompts
 from dynolab.likelihood.token_logps import packing_width
 from dynolab.objectives import Objective, read_logps
 from dynolab.training.config import LoopConfig
-from dynolab.training.dose import DoseDesigner, doses_by_example, quantiles, strengths
+from dynolab.training.dose import Designer, doses_by_example, quantiles, strengths
 from dynolab.training.engine import Engine
 from dynolab.training.step_batch import StepExample, collate_step
 
@@ -45,7 +45,7 @@ class StepPasses:
         self,
         config: LoopConfig,
         objective: Objective,
-        designer: DoseDesigner | None,
+        designer: Designer | None,
         *,
         temperature: float,
         pad_id: int,

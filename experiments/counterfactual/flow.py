@@ -143,7 +143,7 @@ def plan_removals(parameters: CounterfactualParameters, platform: Platform) -> P
 
 
 def _metagradient(study: StudyParameters, training: TrainConfig) -> list[Step]:
-    differentiable = training.optimizer.name in DIFFERENTIATED and training.designed_dose is None
+    differentiable = training.optimizer.name in DIFFERENTIATED and not training.chooses_dose
     if not differentiable or study.ledger is None:
         return []
     config = MetagradientConfig(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 
 from dynolab.audit.audit import audit_pairs
 from dynolab.audit.foresight import FORCES, RISKY, TRIVIAL, foresight, risk, worst_first
+from dynolab.audit.ranking_file import check_scored, ranking_name, read_ranking
 from dynolab.audit.word_overlap import word_overlap
 from dynolab.data.batches import CHOSEN, REJECTED, collate, collate_examples, count_totals
 from dynolab.data.encode import Encoded, EncodedExample
@@ -150,6 +152,47 @@ def test_word_overlap_is_the_mean_over_the_other_pairs() -> None:
             for other in others
         ]
         assert overlap == pytest.approx(np.mean(expected))
+
+
+def test_the_band_s_edges_are_those_of_autograd() -> None:
+    policy, (pair, *_), _ = audited()
+    weights = {name: w.clone().requires_grad_() for name, w in policy.weights.items()}
+    sides = []
+    for answer in (pair.chosen, pair.rejected):
+        assert answer is not None
+        total = policy.logps(weights, policy.batch([answer])).sum()
+        gradients = torch.autograd.grad(total, list(weights.values()), materialize_grads=True)
+        sides.append(torch.cat([gradient.flatten() for gradient in gradients]))
+    plus, minus = sides
+    square, product, other = plus @ plus, plus @ minus, minus @ minus
+    assert product > 0
+    for edge, bands in (
+        (square / product, ("inside", "below")),
+        (product / other, ("above", "inside")),
+    ):
+        for factor, band in zip((1 - 1e-9, 1 + 1e-9), bands, strict=True):
+            config = DPOConfig(negative_dose=float(factor * edge))
+            (row,) = audit_pairs(policy, [pair], build_objective(config))  # type: ignore[arg-type]
+            assert row.band == band
+            # At the reference DPO weighs both sides by β/2.
+            expected = config.beta / 2 * (product - factor * edge * other)
+            assert row.rejected_force == pytest.approx(float(expected), rel=EXACT, abs=1e-12)
+
+
+def test_a_ranking_is_right_of_as_many_answers_as_lie_below_the_band() -> None:
+    moved = np.array([-2.0, -1.0, -0.5, 0.5, 1.0, 2.0])
+    audited_pairs = [
+        row.model_copy(update={"force": force, "ches": float(at)})
+        for at, (row, force) in enumerate(
+            zip(rows(moved), (-1.0, 0.5, -0.2, 0.3, 0.1, 0.9), strict=True)
+        )
+    ]
+    found = {row.ranking: row for row in judged(audited_pairs, changes(moved))}
+    assert {row.below for row in found.values()} == {2}
+    # Two of the three that fell; CHES puts two first that rose.
+    assert found["force"].right == pytest.approx(5 / 6)
+    assert found["ches"].right == pytest.approx(1 / 6)
+    assert found["force"].right_low < 5 / 6 <= found["force"].right_high
 
 
 def test_ches_is_that_of_the_head_s_inputs() -> None:
@@ -325,6 +368,52 @@ def test_splits_are_judged_apart_and_pairs_without_a_change_left_out() -> None:
     )
     sizes = {(one.split, one.pairs, one.fallen) for one in found}
     assert sizes == {("train", 3, 2), ("heldout", 3, 2)}
+
+
+def test_a_ranking_from_elsewhere_is_judged_beside_the_others() -> None:
+    moved = np.linspace(-2, 1, 30)
+    both = rows(moved) + rows(moved, "heldout")
+    # Its scores lack a held-out pair.
+    scores = {row.pair_id: -change for row, change in zip(both, moved, strict=False)}
+    held = [row.model_copy(update={"pair_id": f"h{row.pair_id}"}) for row in both[30:]]
+    alike = {(row.split, row.pair_id): 0.5 for row in [*both[:30], *held]}
+    fell = [
+        *changes(moved),
+        *(ChosenChange(pair_id=row.pair_id, split="heldout", change=-1) for row in held),
+    ]
+    found = foresight([*both[:30], *held], fell, alike, 10**9, {"theirs": scores})
+    (theirs,) = [row for row in found if row.ranking == "theirs"]
+    assert (theirs.split, theirs.spearman, theirs.auc) == ("train", pytest.approx(1), 1)
+    assert theirs.given in FORCES
+
+
+PAIR_IDS = {"train": ["a", "b"], "heldout": ["c"]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"id": "a", "score": 1}\n{"id": "b"}', r"ranking row 2 = \['id'\]: has no id and score"),
+        ('{"id": "a", "score": "high"}', r"ranking row 1\.score = 'high': is no finite number"),
+        ('{"id": "a", "score": NaN}', r"ranking row 1\.score = nan"),
+        ('{"id": "a", "score": 1}\n{"id": "a", "score": 2}', r"ranking row 2\.id = 'a': stands"),
+        ("", "has no rows"),
+        ('{"id": "x", "score": 1}', "ranking = 'x': are ids of no pair; the data's are like a, b"),
+        ('{"id": "b", "score": 1}', "ranking = 'a': have no score, 1 others of split train"),
+        ('{"id": "later", "score": 1}', "none of these pairs is audited"),
+    ],
+)
+def test_scores_that_do_not_fit_are_refused(content: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "theirs.jsonl"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        check_scored(read_ranking(file), PAIR_IDS, ["a", "b", "c", "later"])
+
+
+def test_a_ranking_is_named_by_its_file() -> None:
+    assert ranking_name(Path("my scores.v2.jsonl.gz")) == "my-scores"
+    with pytest.raises(ConfigError, match="rename the file"):
+        ranking_name(Path("force.parquet"))
 
 
 def test_where_nothing_differs_there_is_no_number() -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from dynolab.audit.audit import audit_pairs
 from dynolab.data.encode import Encoder
@@ -17,6 +19,7 @@ from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction
 from dynolab.objectives import DPO, DPOConfig
 from dynolab.results.audit import ChosenChange, FilteredPairs, Foresight, PairAudit
+from dynolab.statistics import rank_correlation
 from flows.audit import FLOW, AuditParameters, named_on_command_line
 from flows.parameters.parse import load_parameters
 from flows.study.parameters import StudyParameters
@@ -50,10 +53,12 @@ def test_the_stage_gives_the_library_s_rows(analysed: Analysed, audited: StageRe
     expected = audit_pairs(policy, train, DPO(DPOConfig()), heldout=held)
     rows = audits(analysed, audited)
     assert [row.pair_id for row in rows] == [row.pair_id for row in expected]
-    numbers = {"pair_id", "split"} ^ set(PairAudit.model_fields)
+    numbers = {"pair_id", "split", "band"} ^ set(PairAudit.model_fields)
     for row, expected_row in zip(rows, expected, strict=True):
         wanted = expected_row.model_dump(include=numbers)
         assert row.model_dump(include=numbers) == pytest.approx(wanted, rel=1e-4, abs=1e-4)
+    table = parquet.read_table(analysed.folder(audited) / "audit.parquet")
+    assert table.to_pylist() == [row.model_dump() for row in rows]
     assert audited.metrics["data/rows_dropped"] == 0
     run = next(run for run in analysed.tracking.runs if run.name == "audit")
     table = json.loads(run.artifacts["tables/audit.json"])
@@ -125,6 +130,36 @@ def test_foresight_measures_every_pair_that_was_trained_on_or_held_out(
     assert {(row.split, row.pairs) for row in foreseen} == {("train", 6), ("heldout", 6)}
 
 
+def test_scores_from_elsewhere_enter_the_table(analysed: Analysed, tmp_path: Path) -> None:
+    data = analysed.folder(analysed.data)
+    rows = list(read_rows(data / "train.jsonl", Example))
+    file = tmp_path / "theirs.parquet"
+    scored = {"id": [row.id for row in rows], "score": np.arange(float(len(rows)))}
+    parquet.write_table(pyarrow.table(scored), file)
+    settings = {
+        "model": {"result": "BASE"},
+        "trained": {"result": "SFT"},
+        "data_result": "DATA",
+        "ranking": str(file),
+    }
+    planned = analysed.plan(FLOW, analysed.named(settings))
+    assert step_names(planned) == ["ranking", "audit", "foresight", "audit-page"]
+    results = analysed.run_plan(planned)
+    assert ">theirs<" in analysed.text(results["audit-page"], "audit.html")
+    foreseen = analysed.rows(results["foresight"], "foresight.jsonl", Foresight)
+    (theirs,) = [row for row in foreseen if row.ranking == "theirs"]
+    moved = analysed.rows(results["foresight"], "changes.jsonl", ChosenChange)[:12]
+    falls = rank_correlation(np.arange(12.0), -np.array([row.change for row in moved]))
+    assert theirs.spearman == pytest.approx(float(falls))
+    # Scores of other pairs end the run before the audit.
+    file.with_suffix(".jsonl").write_text('{"id": "nobody", "score": 1}\n')
+    wrong = analysed.plan(
+        FLOW, analysed.named(settings | {"ranking": str(tmp_path / "theirs.jsonl")})
+    )
+    with pytest.raises(ConfigError, match="ranking = 'nobody'"):
+        analysed.run_plan(wrong)
+
+
 def test_the_flow_s_stages_make_a_page(analysed: Analysed) -> None:
     settings = {"model": {"result": "BASE"}, "trained": {"result": "SFT"}, "data_result": "DATA"}
     planned = analysed.plan(FLOW, analysed.named(settings))
@@ -156,6 +191,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model": {"result": "DATA"}}, "of stage data holds no model"),
     ({"model": {"model": "/nowhere"}}, "model.model = '/nowhere'"),
     ({"model": {"result": "SFT"}, "data_result": "SFT"}, "of stage sft holds no train.jsonl"),
+    ({"model": {"result": "SFT"}, "ranking": "/a.jsonl"}, "ranking = '/a.jsonl': is judged by"),
+    (
+        {
+            "model": {"result": "BASE"},
+            "trained": {"result": "SFT"},
+            "data_result": "DATA",
+            "ranking": "/nowhere.jsonl",
+        },
+        "ranking = '/nowhere.jsonl': no such file",
+    ),
     (
         {"model": {"result": "SFT"}, "audit": {"objective": {"name": "sft"}}},
         "audit.objective = 'sft': pushes no answer down",

@@ -39,6 +39,8 @@ def audit(
                 ches_per_token=rng.normal(),
                 likelihood_gap=rng.normal(9, 3),
                 edit_distance=rng.uniform(),
+                rejected_force=push,
+                band="below" if pull + push < 0 else "inside",
             )
         )
         changes.append(ChosenChange(pair_id=name, split=split, change=change))

@@ -31,6 +31,19 @@ def test_the_worst_pairs_come_first_with_their_texts(trained: bool, tmp_path: Pa
     assert found.texts["train", own[0].pair_id].chosen.strip() in section
 
 
+def test_the_band_is_counted_and_held_against_rankings_without_a_gradient(tmp_path: Path) -> None:
+    found = audit()
+    page = written(found, tmp_path)
+    section = page.split('<section id="band">')[1].split("</section>")[0]
+    below = [row for row in found.trained if row.band == "below"]
+    fell = sum(found.moved["train", row.pair_id] < 0 for row in below)
+    assert f">{fell} of {len(below)}<" in section
+    (force,) = [row for row in found.foresight if (row.ranking, row.split) == ("force", "train")]
+    assert f"was right for {number(100 * force.right, 2)} % of 24" in section
+    older = tuple(row.model_copy(update={"band": None}) for row in found.rows)
+    assert 'id="band"' not in written(Audit(older, found.texts), tmp_path)
+
+
 def test_pairs_of_several_sources_are_summed_by_source(tmp_path: Path) -> None:
     found = audit()
     assert 'id="sources"' not in written(found, tmp_path)

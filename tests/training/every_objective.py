@@ -16,6 +16,7 @@ ON_ROWS: dict[str, dict[str, Any]] = {
     "sft token mean": {"name": "sft", "normalise": "token_mean"},
     "dpo designed": {"name": "dpo", "designed_dose": {"per": "batch", "sample": 5}},
     "dpo designed by pair": {"name": "dpo", "designed_dose": {"per": "pair", "sample": 5}},
+    "dpo calibrated": {"name": "dpo", "calibrated": True},
     "ipo mean": {"name": "ipo", "normalise": "mean"},
     "ipo designed by token": {"name": "ipo", "designed_dose": {"per": "token", "sample": 5}},
     "sppo soft": {"name": "sppo", "beta": 0.1, "labels": "soft"},

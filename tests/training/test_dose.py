@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dynolab.data.batches import REJECTED, TokenBatch, collate
+from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch, collate
 from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.groups import Completion, Group, collate_groups, count_group_totals
 from dynolab.data.rows import Example, read_rows, write_rows
@@ -19,8 +19,10 @@ from dynolab.forces import PolicyFunction, split_step
 from dynolab.forces.step.split import replay_error, rounding_floor
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives import build_objective
+from dynolab.objectives.dpo import DPOConfig
+from dynolab.objectives.pairs import band_dose
 from dynolab.training.config import OptimizerConfig
-from dynolab.training.dose import DoseDesigner
+from dynolab.training.dose import Calibrator, DoseDesigner
 from dynolab.training.engine import PlainEngine, in_metric
 from dynolab.training.examples import Offline
 from dynolab.training.step_batch import collate_step, count_step
@@ -124,6 +126,52 @@ def test_order_padding_and_micro_batches_do_not_matter(
     torch.testing.assert_close(torch.cat(doses[::-1]), together, rtol=1e-6, atol=1e-6)
 
 
+def own_effects(one: OneStep, batch: TokenBatch, dose: Tensor) -> list[float]:
+    """What a step on a pair does to its chosen and rejected answer, as cosines with it."""
+    dosed, effects = replace(batch, dose=dose), []
+    step = -one.gradient(one.objective.loss(one.logits(dosed, token_logps), dosed))
+    for side in (CHOSEN, REJECTED):
+        slope = one.gradient(one.logits(batch, token_logps)[batch.token_side == side].sum())
+        effects.append(float(slope @ step / (slope.norm() * step.norm())))
+    return effects
+
+
+@pytest.mark.parametrize("weight", [0.02, 1.0, 50.0])
+def test_a_calibrated_pair_keeps_its_chosen_answer_and_lowers_the_other(
+    inputs: Path, tmp_path: Path, weight: float
+) -> None:
+    """Under losses that weigh rejected answers too little, as much as the others, and too much."""
+    one = OneStep(inputs, tmp_path, "pair")
+    one.objective = build_objective(DPOConfig(negative_dose=weight))
+    calibrator = Calibrator(one.logits, one.objective, one.rows, 0)
+    chosen_doses = []
+    for example in one.examples:
+        batch = one.batch([example])
+        start = one.logits(batch, token_logps).detach()
+        (doses,) = calibrator.design(one.engine, 0, [batch], [start], ())
+        rejected = batch.token_side == REJECTED
+        assert bool((doses[~rejected] == 1).all())
+        chosen_doses.append(float(doses[rejected].unique()))
+        up, down = own_effects(one, batch, doses)
+        assert up >= -1e-9 and down <= 1e-9
+        whole_up, whole_down = own_effects(one, batch, torch.ones_like(doses))
+        if whole_up >= 0 >= whole_down:
+            assert chosen_doses[-1] == 1
+        else:
+            assert (chosen_doses[-1] < 1) == (whole_up < 0)
+            assert min(abs(up), abs(down)) < 1e-9
+    assert {dose > 1 for dose in chosen_doses if dose != 1} == {0.02: {True}, 50.0: {False}}.get(
+        weight, set()
+    )
+
+
+def test_the_band_s_dose_is_the_nearest_to_one() -> None:
+    assert band_dose(4.0, -1.0, 4.0) == 1
+    assert band_dose(4.0, 2.0, 9.0) == 1
+    assert band_dose(1.0, 2.0, 9.0) == 0.5
+    assert band_dose(9.0, 2.0, 1.0) == 2
+
+
 def test_the_sample_is_of_others_and_anew_at_each_step(inputs: Path, tmp_path: Path) -> None:
     one = OneStep(inputs, tmp_path, "batch")
     ids = {example.id for example in one.examples}
@@ -194,6 +242,12 @@ def test_the_metric_is_the_step_that_a_gradient_would_make() -> None:
         (settings, {"engine": {"zero_stage": 3}}, r"engine\.zero_stage"),
         (group_settings, {}, r"objective\.designed_dose"),
         (settings, {"objective": designed("batch") | {"negative_dose": 0.3}}, "objective"),
+        (settings, {"objective": designed("batch") | {"calibrated": True}}, "objective"),
+        (
+            group_settings,
+            {"objective": {"name": "dpo", "calibrated": True}},
+            r"objective\.calibrated",
+        ),
     ],
 )
 def test_what_cannot_be_designed_is_refused_by_name(

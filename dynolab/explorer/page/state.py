@@ -104,7 +104,7 @@ class State(BaseModel):
     def dose_in(self, training: Training) -> float | None:
         """The factor on the rejected side; None where the objective has no dose that can be set."""
         objective = self.objective_in(training)
-        if isinstance(objective, DPOConfig) and objective.designed_dose is None:
+        if isinstance(objective, DPOConfig) and not objective.chooses_dose:
             return self.dose
         return None
 

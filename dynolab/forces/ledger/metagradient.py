@@ -163,8 +163,8 @@ def check_differentiable(record: StepRecord) -> None:
             any(getattr(example, "rejected_dose", None) is not None for example in examples),
             "record",
             facts.step,
-            "its doses were designed at its weights and would be others at others; give a training "
-            "without designed_dose",
+            "its doses were chosen at its weights and would be others at others; give a training "
+            "without designed_dose and calibrated",
         ),
         (
             any(isinstance(example, RecordedGroup) for example in examples),
