@@ -91,30 +91,6 @@ def test_a_ledger_closes(analysed: Analysed, changes: dict[str, Any]) -> None:
     assert all(value >= 0 for value in sources["lbk"])
 
 
-def test_what_is_measured_at_answers_has_accounts_of_both_splits(
-    analysed: Analysed, dpo: Trained
-) -> None:
-    training, result = dpo
-    measures = ("entropy", "kl", "margin")
-    account = ledger(
-        analysed, training, result, measures=measures, rewards=({"name": "word_overlap"},)
-    )
-    assert account.metrics["ledger/closure"] < 1e-5
-    read = read_ledger(analysed.folder(account), analysed.folder(analysed.data))
-    accounts = {account.row.name: account for account in read.accounts}
-    for split in ("train", "heldout"):
-        assert {f"{split}/{kind}" for kind in (*measures, "reward")} <= accounts.keys()
-        assert accounts[f"{split}/kl"].start == pytest.approx(0, abs=1e-6)
-    # Nothing bounds them: to leave a pair out changes them by minus its lines.
-    change = read.without([read.examples[0]], refilled=False)["train/entropy"]
-    pushed = read.by_example(accounts["train/entropy"].lines)[0]
-    assert change == pytest.approx(-pushed) and change != 0
-    rises = accounts["train/chosen"].end - accounts["train/chosen"].start
-    falls = accounts["train/rejected"].end - accounts["train/rejected"].start
-    margin = accounts["train/margin"].end - accounts["train/margin"].start
-    assert margin == pytest.approx(rises - falls, abs=1e-4)
-
-
 def test_without_measures_a_ledger_has_the_key_of_before() -> None:
     written = LedgerJob(training=TrainConfig(objective=DPOConfig())).model_dump()
     assert not {"measures", "rewards"} & written.keys()
@@ -195,6 +171,30 @@ def grpo(analysed: Analysed) -> StageResult:
     )
     prompts = analysed.run(PROMPTS, DataConfig(world=WORLD))
     return analysed.run(GROUP, config, prompts=prompts, data=analysed.data, model=analysed.sft)
+
+
+def test_what_is_measured_at_answers_has_accounts_of_both_splits(
+    analysed: Analysed, dpo: Trained
+) -> None:
+    training, result = dpo
+    measures = ("entropy", "kl", "margin")
+    account = ledger(
+        analysed, training, result, measures=measures, rewards=({"name": "word_overlap"},)
+    )
+    assert account.metrics["ledger/closure"] < 1e-5
+    read = read_ledger(analysed.folder(account), analysed.folder(analysed.data))
+    accounts = {account.row.name: account for account in read.accounts}
+    for split in ("train", "heldout"):
+        assert {f"{split}/{kind}" for kind in (*measures, "reward")} <= accounts.keys()
+        assert accounts[f"{split}/kl"].start == pytest.approx(0, abs=1e-6)
+    # Nothing bounds them: to leave a pair out changes them by minus its lines.
+    change = read.without([read.examples[0]], refilled=False)["train/entropy"]
+    pushed = read.by_example(accounts["train/entropy"].lines)[0]
+    assert change == pytest.approx(-pushed) and change != 0
+    rises = accounts["train/chosen"].end - accounts["train/chosen"].start
+    falls = accounts["train/rejected"].end - accounts["train/rejected"].start
+    margin = accounts["train/margin"].end - accounts["train/margin"].start
+    assert margin == pytest.approx(rises - falls, abs=1e-4)
 
 
 def test_the_flow_finds_what_a_training_on_groups_read(
