@@ -40,6 +40,9 @@ class Pusher:
     steps: tuple[int, ...]
 
 
+PASSES = 2
+"""Passes over the rows from which on it matters more which rows there are than in which order."""
+
 FEW = 5
 """Pairs at most that are named as those that made half of a fall."""
 
@@ -149,6 +152,11 @@ class Responses:
         filled: Float[ndarray, " answers"] = places[gone].sum() / remaining * lines.sum(0)
         return filled
 
+    @cached_property
+    def passes(self) -> float:
+        """How often an example is in a batch, on average."""
+        return float(np.mean([len(steps) for steps in self._steps_of]))
+
     def reordered(self, nats: Float[ndarray, "responses answers"]) -> Float[ndarray, " answers"]:
         """What another order of the same examples changes, in nats: a standard deviation.
 
@@ -160,7 +168,7 @@ class Responses:
         **Arguments:** `nats`: the lines of a whole training.
         """
         places = np.array([len(steps) for steps in self._steps_of])
-        fraction = places.mean() % 1
+        fraction = self.passes % 1
         did = np.stack([self.by_example(lines) for lines in nats.T]) / places
         count = len(places)
         variance = count * fraction * (1 - fraction) * did.var(1) * count / max(count - 1, 1)
@@ -237,8 +245,8 @@ class LedgerReader(Responses):
         """What leaving examples out of the training would change each account's end by, in nats.
 
         Minus the sum of their lines and, unless `refilled` is off, what others would do in their
-        places (`Responses.refilled`): as in training on a file without their rows, NaN where steps
-        undid each other (`Account.steady`), since that is not known. Infinite where first order
+        places (`Responses.refilled`): as in training on a file without their rows, NaN where that
+        is not known (`why_unknown`). Infinite where first order
         does not reach so far (`within_room`). Later steps would have been others, and
         several examples that are left out of one step at once change it by more or less than the
         sum: `Ledger(groups=…)` has their lines together. A training on fewer rows has them in
@@ -251,12 +259,27 @@ class LedgerReader(Responses):
         lines = np.stack([weights * account.lines for account in self.accounts], axis=1)
         change = -lines[np.isin(self.example, list(examples))].sum(0)
         if refilled:
-            steady = [account.steady for account in self.accounts]
-            change = np.where(steady, change + self.refilled(lines, examples), np.nan)
+            unknown = [bool(self.why_unknown(account)) for account in self.accounts]
+            change = np.where(unknown, np.nan, change + self.refilled(lines, examples))
         ends = np.array([account.bounded_end for account in self.accounts])
         changes = within_room(change, ends).tolist()
         names = [account.row.name for account in self.accounts]
         return dict(zip(names, changes, strict=True))
+
+    def why_unknown(self, account: Account) -> str:
+        """Why lines do not tell where a training on fewer rows ends; empty where they do."""
+        if not account.steady:
+            return (
+                f"Its steps undid each other, {account.length:.3g} nats up and down for a change "
+                f"of {abs(account.end - account.start):.3g}."
+            )
+        passes = self.passes * self.summary.every
+        if passes < PASSES:
+            return (
+                f"Rows were trained on {passes:.1f} times on average, so that another order "
+                "of them changes as much as which ones there are."
+            )
+        return ""
 
     def side_total(self, account: Account, side: str) -> Interval:
         """What all responses of a side did; exact, unless steps were sampled."""

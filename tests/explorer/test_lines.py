@@ -17,6 +17,7 @@ from dynolab.explorer.lines import (
     lines_to_answer,
     lines_to_means,
 )
+from dynolab.results import ledger_reader
 from tests.report.ledgers import write_ledger
 
 PAIRS, ANSWERS = ("a", "b", "c"), 4
@@ -70,7 +71,10 @@ def test_what_if_is_the_sum_of_its_lines(seed: int, change: tuple[tuple[str, ...
 
 
 @pytest.mark.parametrize("gone", [{"a"}, {"b", "c"}, {"a", "b", "c"}, {"not there"}])
-def test_places_of_pairs_that_are_left_out_are_filled(gone: set[str], tmp_path: Path) -> None:
+def test_places_of_pairs_that_are_left_out_are_filled(
+    gone: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_reader, "PASSES", 1)
     ledger = write_ledger(tmp_path)
     remaining = {"a", "b", "c"} - gone
     for account in ledger.accounts:
@@ -86,8 +90,12 @@ def test_places_of_pairs_that_are_left_out_are_filled(gone: set[str], tmp_path: 
             assert ledger.without(gone, refilled=refilled)[name] == pytest.approx(would)
 
 
-def test_what_steps_undid_has_no_forecast_of_a_training(tmp_path: Path) -> None:
+def test_what_steps_undid_or_rows_did_once_has_no_forecast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ledger = write_ledger(tmp_path)
+    assert np.isnan(list(ledger.without({"b"}).values())).all()  # each row is there once
+    monkeypatch.setattr(ledger_reader, "PASSES", 1)
     long = tuple(replace(account, length=100.0) for account in ledger.accounts)
     undone = replace(ledger, accounts=(ledger.accounts[0], *long[1:]))
     forecasts = list(undone.without({"b"}).values())

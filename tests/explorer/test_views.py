@@ -21,6 +21,7 @@ from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.report.ledger.fallen import half_of_a_fall
 from dynolab.report.style import number
+from dynolab.results import ledger_reader
 from dynolab.results.ledger_reader import Pulls
 from dynolab.training.step_record import RecordCache
 from tests.explorer.small_study import STEPS, alone, ledger_of, small_study, text_of, view
@@ -188,6 +189,7 @@ def incomplete(
     study: Study, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Study, str]:
     """The study with a ledger, of which no step can be computed, and the words that say so."""
+    monkeypatch.setattr(ledger_reader, "PASSES", 1)
     changes = {"ledger": ledger_of(study, tmp_path)}
     if request.param == LOST:
         changes["records"] = RecordCache(tmp_path / "empty")
@@ -236,8 +238,9 @@ def test_pairs_and_what_if_show_the_ledgers_sums(incomplete: tuple[Study, str]) 
 
 
 def test_a_forecast_within_what_another_order_changes_tells_no_direction(
-    study: Study, tmp_path: Path
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(ledger_reader, "PASSES", 1)
     ledger = ledger_of(study, tmp_path)
     first, second, third = ledger.examples
     example = np.array([second, first, second, third])  # the second has two places of four
@@ -247,12 +250,14 @@ def test_a_forecast_within_what_another_order_changes_tells_no_direction(
     assert "2.15 nats: too much to know which way a training without them" in texts[third]
 
 
-def test_where_an_answer_went_to_and_fro_no_forecast_is_shown(study: Study, tmp_path: Path) -> None:
+def test_where_a_training_alone_tells_no_forecast_is_shown(study: Study, tmp_path: Path) -> None:
     ledger = ledger_of(study, tmp_path)
+    state = State(view="what-if", without=(ledger.examples[0],))
+    text = view(alone(study, ledger=ledger), state)
+    assert "is not known, only a training tells. Rows were trained on 1.0 times" in text
     long = tuple(replace(account, length=9.0) for account in ledger.accounts)
-    changed = alone(study, ledger=replace(ledger, accounts=long))
-    text = view(changed, State(view="what-if", without=(ledger.examples[0],)))
-    assert "is not known. Its steps undid each other, 9 nats up and down for a change of" in text
+    text = view(alone(study, ledger=replace(ledger, accounts=long)), state)
+    assert "Its steps undid each other, 9 nats up and down for a change of 2.5." in text
     assert "chosen y⁺ −2.50 not known not known" in text and "nan" not in text
 
 

@@ -140,15 +140,15 @@ class Forecast:
     """Changes of some answers in nats, by name: as `lines` have them and as they `would` be.
 
     A change that no probability has room for is infinite, one that is not known NaN. `steps`: the
-    recorded steps that it is of; empty for the whole training, for which there are `lengths`, the
-    sums of the answers' absolute changes.
+    recorded steps that it is of; empty for the whole training, of which `reasons` say why a change
+    is not known.
     """
 
     names: Sequence[str]
     lines: Lines
     would: np.ndarray
     steps: str = ""
-    lengths: Sequence[float] = ()
+    reasons: Sequence[str] = ()
 
     @classmethod
     def of(
@@ -187,8 +187,12 @@ def _over_training(training: Training, state: State) -> Forecast | None:
     names = [parts.account_name(row) for row in accounts[0]]
     ends = [account.bounded_end for account in stored]
     forecast = Forecast.of(names, accounts[1], ends, training, state)
-    would = np.where([account.steady for account in stored], forecast.would, np.nan)
-    return replace(forecast, would=would, lengths=[account.length for account in stored])
+    reasons = [
+        training.ledger.why_unknown(account) if state.without or not account.steady else ""
+        for account in stored
+    ]
+    would = np.where(np.array(reasons) == "", forecast.would, np.nan)
+    return replace(forecast, would=would, reasons=reasons)
 
 
 def _at_recorded_steps(training: Training, state: State) -> Forecast | None:
@@ -263,11 +267,8 @@ def _one(name: str, what: str, forecast: Forecast, place: int, *, left_out: bool
     where = f" at the recorded steps {forecast.steps}" if forecast.steps else ""
     would = parts.forecast(float(forecast.would[place]))
     if np.isnan(forecast.would[place]):
-        length = number(forecast.lengths[place], 3)
-        message = (
-            f"{what}: where {name} would end is not known. Its steps undid each other, {length} "
-            f"nats up and down for a change of {measured}: a training tells."
-        )
+        message = f"{what}: where {name} ends is not known, only a training tells."
+        message = f"{message} {forecast.reasons[place]}"
         return [html.P(message, className="message")]
     message = f"{what}: {name} {would} instead of {measured} nats{where}."
     return [
