@@ -31,7 +31,9 @@ from tasks.runtime.system.settings import Settings
 from tasks.runtime.work import StageResult
 
 ON_DISK = {
-    **dict.fromkeys(("mitigation", "path", "probes", "reproduction", "study")),
+    **dict.fromkeys(
+        ("behaviour", "mitigation", "path", "probes", "ranking", "reproduction", "study")
+    ),
     "chat_model": "chat_revision",
     "model": "revision",
     "source": "revision",

@@ -129,7 +129,7 @@ def estimate(costs: Costs, config: AuditJob, _: Reads) -> StageCost:
     )
 
 
-AUDIT = Stage("audit", 4, audit, ("batch_tokens",), estimate)
+AUDIT = Stage("audit", 3, audit, ("batch_tokens",), estimate)
 
 
 class RankingConfig(StageConfig):
@@ -263,7 +263,7 @@ def word_overlaps(
     return dict(zip(places, overlaps.tolist(), strict=True))
 
 
-FORESIGHT = Stage("foresight", 6, foresee, operational=("batch",))
+FORESIGHT = Stage("foresight", 5, foresee, operational=("batch",))
 
 
 class FilterConfig(StageConfig):
