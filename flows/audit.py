@@ -133,7 +133,7 @@ def plan(parameters: AuditParameters, platform: Platform) -> Plan:
 
 
 def _ranking(path: str, audit: AuditJob) -> tuple[Step, ForesightConfig]:
-    """The step that reads a ranking, and what the foresight is told of it."""
+    """The step that reads a ranking, and the settings with which foresight judges it."""
     file = named_file("ranking", path, "give JSON lines or Parquet with id and score")
     read_ranking(file)
     config = RankingConfig(

@@ -172,7 +172,6 @@ def summarised(ledger: LedgerReader, rows: Sequence[TracedRow]) -> TraceSummary:
         end={split: account.end for split, account in accounts.items()},
         agreement=agreement,
         words=words,
-        together=float(heldout.sum()),
     )
 
 
@@ -242,8 +241,8 @@ def look_at_behaviour(work: Work[BehaviourTestConfig]) -> dict[str, float]:
                 of_row = texts[number * config.samples : (number + 1) * config.samples]
                 prompt = PromptRow(id=row.pair_id, prompt=row.prompt)
                 rate.append(float(np.mean(rule(row.prompt, of_row, prompt))))
-        found = TracedModel(contrast=tuple(contrast), rate=tuple(rate))
-        (work.output / "behaviour.json").write_text(found.model_dump_json())
+        behaviour = TracedModel(contrast=tuple(contrast), rate=tuple(rate))
+        (work.output / "behaviour.json").write_text(behaviour.model_dump_json())
     means = {"behaviour/contrast": float(np.mean(contrast))}
     return means | ({"behaviour/rate": float(np.mean(rate))} if rate else {})
 

@@ -227,7 +227,7 @@ def entropy_rule_figures(rows: Sequence[CompletionForce]) -> dict[str, Interval]
     Of S (`EntropyForces.rule`) and of minus the advantage, among a question's answers that are
     pushed; means over questions.
     """
-    found: dict[str, list[float]] = {}
+    by_name: dict[str, list[float]] = {}
     for of_question in grouped((row.id, row) for row in rows).values():
         pushed = [row for row in of_question if row.advantage and row.entropy is not None]
         if not pushed:
@@ -237,9 +237,9 @@ def entropy_rule_figures(rows: Sequence[CompletionForce]) -> dict[str, Interval]
             (RULE_RANK, RULE_SIGN, column(pushed, "entropy_rule")),
             (ADVANTAGE_RANK, ADVANTAGE_SIGN, -column(pushed, "advantage")),
         ):
-            found.setdefault(rank, []).append(float(rank_correlation(rule, exact)))
-            found.setdefault(sign, []).append(float(np.mean(np.sign(rule) == np.sign(exact))))
-    return {name: mean_interval(values) for name, values in found.items()}
+            by_name.setdefault(rank, []).append(float(rank_correlation(rule, exact)))
+            by_name.setdefault(sign, []).append(float(np.mean(np.sign(rule) == np.sign(exact))))
+    return {name: mean_interval(values) for name, values in by_name.items()}
 
 
 def pass_names(figures: Sequence[str], split: str) -> list[str]:

@@ -72,8 +72,8 @@ class CalibratedDose(DesignedDose):
             sides = [self._push(gradient, row, arguments, named) for row in rows]
             doses[pair + pairs] = pair_dose(*sides)
         pushed = doses[pairs:]
-        whole = (pushed == 1).double().mean()
-        self._effects.append(torch.stack([pushed.double().mean(), whole]).cpu())
+        share_undosed = (pushed == 1).double().mean()
+        self._effects.append(torch.stack([pushed.double().mean(), share_undosed]).cpu())
         return gradient * doses.view(-1, *[1] * (gradient.dim() - 1))
 
     def _push(
@@ -90,8 +90,8 @@ class CalibratedDose(DesignedDose):
                 *map(of_row, arguments), **{name: of_row(value) for name, value in named.items()}
             )
             outputs = outputs_of(output)
-        one = gradient[row : row + 1].to(outputs)
-        return torch.autograd.grad(outputs, self._weights, one, materialize_grads=True)
+        pull = gradient[row : row + 1].to(outputs)
+        return torch.autograd.grad(outputs, self._weights, pull, materialize_grads=True)
 
     def _read_step(self) -> Any:
         gradients = (p.grad for p in self._weights)

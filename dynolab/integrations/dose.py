@@ -202,7 +202,7 @@ class DesignedDose(Watching):
         ]
 
     def _answers(self) -> list[Encoded]:
-        """Those that samples are drawn from."""
+        """The chosen answers that samples are drawn from."""
         answers = self._examples
         if not answers:
             rows = TrainedRows(self.trainer, self.trainer.train_dataset)

@@ -30,15 +30,15 @@ def reference_logps(
 
     **Raises:** `ConfigError` where weights are split over ranks.
     """
-    own: Any = getattr(trainer, "ref_model", None)
-    if own is not None:
-        own = trainer.accelerator.unwrap_model(own, keep_torch_compile=False)
-    model: Any = unwrapped(trainer) if own is None else own
+    reference: Any = getattr(trainer, "ref_model", None)
+    if reference is not None:
+        reference = trainer.accelerator.unwrap_model(reference, keep_torch_compile=False)
+    model: Any = unwrapped(trainer) if reference is None else reference
     if not is_whole(model):
         raise ConfigError(
             "kinds", "kl", "its reference needs whole weights; train with DDP or ZeRO-1 or 2"
         )
-    has_adapters = own is None and hasattr(model, "disable_adapter")
+    has_adapters = reference is None and hasattr(model, "disable_adapter")
     policy = PolicyFunction(model, derivatives=False)
     with model.disable_adapter() if has_adapters else nullcontext():
         return vocabulary_logps(policy, answers)

@@ -82,8 +82,8 @@ class Foresight(Measured):
     over pairs; NaN where nothing differs. `fallen` of `pairs` chosen answers fell.
 
     `below` pairs lie below the band (`Band`): their own step lowers their chosen answer. `right`:
-    for what share of pairs it is right to say that just so many answers fall, those that the
-    ranking puts first; for `force` these are the pairs below the band. NaN in older results.
+    the share of pairs that the ranking calls rightly, if it calls the first `below` pairs falling
+    and all others not; for `force` these are the pairs below the band. NaN in older results.
     """
 
     ranking: str

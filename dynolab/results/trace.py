@@ -39,14 +39,12 @@ class TraceSummary(Row):
 
     `agreement`: rank correlation of the rows' lines to the two halves of the prompts, and `words`:
     of the shared words with the lines to the held-out half; 0 where all rows are alike.
-    `together`: what all rows' lines make of the change over the held-out prompts.
     """
 
     start: Mapping[Split, float]
     end: Mapping[Split, float]
     agreement: float
     words: float
-    together: float
 
 
 class TracedModel(Row):

@@ -344,7 +344,7 @@ class GroupTrainConfig(LoopConfig):
     @model_validator(mode="after")
     def _can_be_sampled(self) -> Self:
         dose, longest = self.designed_dose, getattr(self.objective, "max_tokens", None)
-        held = getattr(self.objective, "kl_cov", None)
+        kl_cov = getattr(self.objective, "kl_cov", None)
         check_settings(
             (
                 self.completions < (1 if isinstance(self.objective, SPINConfig) else 2),
@@ -368,7 +368,7 @@ class GroupTrainConfig(LoopConfig):
             ),
             (not self.rewards, "rewards", [], "name at least one reward"),
             (
-                held is not None and self.updates_per_rollout == 1,
+                kl_cov is not None and self.updates_per_rollout == 1,
                 "updates_per_rollout",
                 self.updates_per_rollout,
                 "kl_cov holds tokens to the policy that sampled them, which the only update of a "

@@ -63,13 +63,13 @@ Story = tuple[str, str, str]
 def stories(file: Path) -> list[Story]:
     """Those of more than five sentences."""
     with gzip.open(file, "rt", encoding="utf-8") as text:
-        found = []
+        told: list[Story] = []
         for story in text.read().split("<|endoftext|>"):
             sentences = re.split(r"(?<=[.!?])\s+", " ".join(story.split()))
             if len(sentences) > 5:
                 parts = sentences[:2], sentences[2:4], sentences[4:5]
-                found.append((" ".join(parts[0]), " ".join(parts[1]), " ".join(parts[2])))
-    return found
+                told.append((" ".join(parts[0]), " ".join(parts[1]), " ".join(parts[2])))
+    return told
 
 
 def planted(folder: Path, seed: int, told: Sequence[Story]) -> set[str]:
@@ -141,13 +141,13 @@ def planted_rows(folder: Path) -> dict[str, Any]:
     """Over the seeds."""
     model, file = real_inputs(MODEL, STORIES)
     told = stories(file)
-    found = []
+    figures = []
     for seed in range(SEEDS):
-        found.append(of_seed(folder / str(seed), seed, model, told))
-        print(json.dumps(found[-1]), file=sys.stderr)
+        figures.append(of_seed(folder / str(seed), seed, model, told))
+        print(json.dumps(figures[-1]), file=sys.stderr)
 
     def interval(name: str) -> list[float]:
-        over_seeds = mean_interval([of[name] for of in found])
+        over_seeds = mean_interval([of[name] for of in figures])
         return [round(value, 3) for value in (over_seeds.mean, over_seeds.low, over_seeds.high)]
 
     return {

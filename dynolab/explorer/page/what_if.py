@@ -40,7 +40,7 @@ from dynolab.results.ledger_reader import within_room
 
 COLORS = {"train": CHOSEN, "heldout": REJECTED}
 NAMED = 3  # pairs that a headline names
-SURE = 2.0  # deviations by another order from which on a direction is told
+SURE = 2.0  # standard deviations of another order beyond which a direction is clear
 DOSES = (0.0, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5)
 
 

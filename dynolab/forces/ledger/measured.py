@@ -44,7 +44,7 @@ def measured_means(
     **Arguments:** `kinds`: others are left out; `field`: the setting that names them, for messages.
 
     **Raises:** `ConfigError` for a kind whose answers, reference or rule are not there, and where
-    the rule gives all answers one reward, so that the functional is 0 whatever the weights.
+    the rule gives all answers one reward, so that the functional is 0 at any weights.
     """
     means: list[WatchedFunctional] = []
     by_split = grouped((answer[0].split, answer) for answer in answers)
@@ -149,9 +149,10 @@ def _reward(answers: ByKind, source: Source, field: str) -> Terms:
     if rewards and min(rewards) == max(rewards):
         remedy = "the rule gives all watched answers this reward; watch better and worse ones"
         raise ConfigError(field, rewards[0], remedy)
+    mean = fmean(rewards) if rewards else 0.0
     terms = []
     for (_, sequence), reward in zip(listed, rewards, strict=True):
-        terms.append(Term(sequence, (reward - fmean(rewards)) / len(rewards)))
+        terms.append(Term(sequence, (reward - mean) / len(rewards)))
     return terms, list(dict.fromkeys(row.pair_id for row, _ in listed))
 
 
