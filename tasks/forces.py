@@ -6,7 +6,8 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from pydantic import Field
@@ -16,16 +17,17 @@ from dynolab.data.batches import REJECTED
 from dynolab.data.rows import ProbeRow, first_pairs, json_line, read_rows
 from dynolab.forces import build_token_map, step_forces, step_layers, step_validity
 from dynolab.forces.function.derivatives import derivatives_of
+from dynolab.forces.ledger.measured import ReferenceLogps, vocabulary_logps
 from dynolab.forces.ledger.pushes import example_pushes
 from dynolab.forces.ledger.responses import gradients_of
 from dynolab.forces.map.token_map import MAP_TOKENS
-from dynolab.forces.step.step_forces import Start, force_metrics
+from dynolab.forces.step.step_forces import Start, force_metrics, step_measures
 from dynolab.objectives import build_objective
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
 from tasks.shared.costs import AnalysisCopies, Costs, Reads
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
-from tasks.shared.replay import record_folders, recorded_step, recorded_steps
+from tasks.shared.replay import record_folders, recorded_step, recorded_steps, started_from
 from tasks.shared.selection import moved_most
 
 if TYPE_CHECKING:
@@ -47,6 +49,13 @@ class ForcesConfig(StageConfig):
     """Which answers are watched, and in which batches."""
 
     pairs: int = Field(40, ge=1, description="Pairs of each split whose answers are watched.")
+    # Excluded without any, so that results from before this field keep their keys.
+    measures: tuple[Literal["entropy", "kl"], ...] = Field(
+        (),
+        exclude_if=lambda measures: not measures,
+        description="Also taken apart: entropy of the next token and KL to the model that the "
+        "training began with, summed over each chosen answer's tokens.",
+    )
     batch_tokens: int | None = Field(
         None,
         ge=1,
@@ -71,6 +80,7 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
     policy = load_policy(folder, adapter_folder(work, "trained"), copies=COPIES.gpu)
     encoder = load_encoder(folder)
     twice = derivatives_of(policy).agrees("second")
+    measures = step_measures(work.config.measures, _reference(work))
     tokens = work.config.batch_tokens
     replays, validities, layers = [], [], []
     start: Start | None = None
@@ -85,7 +95,13 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
         for number, record in enumerate(recorded_steps(work, "trained", folders), start=1):
             objective = record.facts.objective.name
             forces = step_forces(
-                record, policy, probes, encoder, stage=objective, batch_tokens=tokens
+                record,
+                policy,
+                probes,
+                encoder,
+                stage=objective,
+                batch_tokens=tokens,
+                measures=measures,
             )
             file.writelines(map(json_line, forces.rows))
             replays.append(forces.replay)
@@ -143,6 +159,14 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
         "largest_closure_error": max((replay.closure_error for replay in replays), default=0.0),
         **first_order,
     }
+
+
+def _reference(work: Work[ForcesConfig]) -> ReferenceLogps | None:
+    """log π of the model that the training began with, where it is asked for."""
+    if "kl" not in work.config.measures:
+        return None
+    began_with = load_policy(started_from(work, "trained") / "model")
+    return partial(vocabulary_logps, began_with)
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,11 @@ def recorded_step(work: Work[Any], name: str, step: int) -> StepRecord:
     return record
 
 
+def started_from(work: Work[Any], name: str) -> Path:
+    """Folder of the model that the training that is input `name` began with."""
+    return _read_by(work, name, work.input_manifest(name), "model")
+
+
 def _replayed(
     work: Work[Any], name: str, folders: Sequence[Path], cache: RecordCache
 ) -> Iterator[StepRecord]:
@@ -95,7 +100,7 @@ def _replay(work: Work[Any], name: str) -> Replay:
     return Replay(
         work=work,
         config=config,
-        model=_read_by(work, name, manifest, "model") / "model",
+        model=started_from(work, name) / "model",
         examples=_read_by(work, name, manifest, "prompts" if on_groups else "data") / "train.jsonl",
         metrics=work.input_folder(name) / "metrics.jsonl",
     )
@@ -110,8 +115,8 @@ def _read_by(work: Work[Any], name: str, manifest: Manifest, role: str) -> Path:
     raise ConfigError(
         name,
         work.inputs[name].address,
-        "the tensors of its recorded steps are not in this machine's cache, and to train it again "
-        f"its input {role} is missing; run the flow that trained it again, with --fresh",
+        f"what it read as {role} is not among the inputs, and is needed to train it again or to "
+        "compare with; run the flow that trained it again, with --fresh",
     )
 
 

@@ -13,6 +13,7 @@ from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
 from dynolab.objectives import DPOConfig, SFTConfig
 from dynolab.results.forces import Validity
+from dynolab.results.study import ForceRow
 from dynolab.training import loop
 from dynolab.training.config import (
     EngineConfig,
@@ -132,7 +133,12 @@ def test_a_training_on_groups_is_replayed_from_its_prompts(lab: Analysed) -> Non
     reads = {"prompts": lab.run(PROMPTS, DataConfig(world=WORLD)), "model": lab.sft}
     trained = lab.run(GROUP, config, **reads)
     inputs = {"data": lab.data, "trained": trained, **reads}
-    same_without_cache(lab, FORCES, ForcesConfig(pairs=2), **inputs)
+    forces = ForcesConfig(pairs=2, measures=("entropy", "kl"))
+    result = same_without_cache(lab, FORCES, forces, **inputs)
+    rows = lab.rows(result, "forces.jsonl", ForceRow)
+    by_kind = {kind: [row for row in rows if row.kind == kind] for kind in ("entropy", "kl")}
+    assert len(by_kind["entropy"]) == len(by_kind["kl"]) > 0
+    assert all(row.measured != 0 for row in by_kind["kl"] if row.step == 2)
 
 
 def test_maps_and_kernels_at_a_step_are_the_same_from_a_replay(

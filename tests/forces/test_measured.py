@@ -6,18 +6,29 @@ import pytest
 import torch
 from torch.distributions import Categorical, kl_divergence
 
-from dynolab.data.encode import Encoded
+from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.rows import ProbeRow
 from dynolab.errors import ConfigError
-from dynolab.forces import PolicyFunction
+from dynolab.forces import (
+    MapFacts,
+    PolicyFunction,
+    force_map,
+    split_step,
+    step_forces,
+    token_forces,
+)
 from dynolab.forces.function.weights import flatten
 from dynolab.forces.ledger.account import Ledger
 from dynolab.forces.ledger.functional import slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.measured import Source, measured_means, vocabulary_logps
+from dynolab.forces.ledger.measures import DivergenceFrom, entropy
+from dynolab.forces.step.step_forces import StepMeasures, step_measures
+from dynolab.objectives import build_objective
 from dynolab.results.ledger import MEASURED
 from dynolab.training.config import OptimizerConfig
-from tests.forces.small_models import encoded, neox, pairs, trained
+from tests.forces.small_models import encoded, neox, pairs, probe, recorded, trained
+from tests.forces.test_step_forces import Numbers
 
 
 def watched(kind: str, number: int, sequence: Encoded) -> tuple[ProbeRow, Encoded]:
@@ -120,6 +131,86 @@ def test_lines_and_what_is_left_are_the_whole_change(policy, source, optimizer) 
     assert ((explained + residual - whole).abs() / path).max() < 1e-12
     assert (residual.abs() / path).max() < 0.05  # first order reaches far
     assert path.min() > 0
+
+
+def both_measures(source: Source) -> StepMeasures:
+    measures = step_measures(("entropy", "kl"), source.reference)
+    assert measures is not None
+    return measures
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 4096])
+def test_a_step_takes_measures_apart_as_it_does_log_probabilities(
+    policy, source, batch_tokens
+) -> None:
+    momentum = OptimizerConfig(name="sgd", learning_rate=1e-3, momentum=0.9)
+    record = recorded(neox(), momentum, count=3)
+    answers = [probe("pair-0", "chosen", "5 6 7", " 8 9"), probe("p", "rejected", "5 6", " 8")]
+    encoder, reference = Encoder(Numbers(), 32, "drop"), PolicyFunction(neox(seed=3), torch.float64)
+    rows = step_forces(
+        record,
+        policy,
+        answers,
+        encoder,
+        stage="dpo",
+        batch_tokens=batch_tokens,
+        measures=both_measures(source),
+    ).rows
+    assert [row.kind for row in rows] == ["chosen", "argmax", "entropy", "kl", "rejected"]
+    sequence = encoder.probe(answers[0])
+    for row in rows[2:4]:
+        values = []
+        for weights in (record.before, record.after):
+            here = Categorical(logits=policy.logits(weights, policy.batch([sequence])).detach())
+            there = Categorical(logits=reference.logits({}, reference.batch([sequence])).detach())
+            of_kind = here.entropy() if row.kind == "entropy" else kl_divergence(here, there)
+            values.append(float(of_kind.sum()))
+        assert row.measured == pytest.approx(values[1] - values[0], abs=1e-12)
+        parts = row.from_chosen + row.from_rejected + row.from_together + row.from_history
+        assert row.predicted == pytest.approx(parts, rel=1e-6)
+        assert abs(row.residual) < 1e-2 * abs(row.measured)
+
+
+def test_steps_refuse_measures_without_a_slope_of_their_own(source) -> None:
+    for kinds, reference in ((("margin",), source.reference), (("kl",), None)):
+        with pytest.raises(ConfigError, match=f"measures = {kinds[0]!r}"):
+            step_measures(kinds, reference)
+
+
+def test_maps_of_measures_are_their_changes_token_by_token(policy, source) -> None:
+    record = recorded(neox(), count=2).as_gradient_step()
+    observed = [encoded(70, response=4), encoded(71, response=3)]
+    measures = [entropy, DivergenceFrom(next(iter(source.reference(observed[1:]))))]
+    update = split_step(record, policy).update
+    objective = build_objective(record.facts.objective)
+    made = force_map(
+        policy,
+        observed,
+        record.examples,
+        objective,
+        update=update,
+        at=record.before,
+        measures=measures,
+    )
+    assert made.facts.units != MapFacts.units
+    direction = split_step(record, policy).parts()
+    change = {
+        n: direction["from_chosen"][n] + direction["from_rejected"][n] for n in policy.weights
+    }
+    for place, (sequence, measure) in enumerate(zip(observed, measures, strict=True)):
+        batch = policy.batch([sequence])
+        expected = policy.derivatives(
+            lambda w, batch=batch, measure=measure: measure(policy.logits(w, batch), batch.token),
+            record.before,
+            [change],
+        )[0]
+        rows = slice(made.observed_offsets[place], made.observed_offsets[place + 1])
+        assert torch.allclose(torch.tensor(made.force[rows]).sum(1), expected, rtol=1e-9)
+        by_token = [
+            token_forces(record, policy, update, n, sequence, at=record.before, measure=measure)
+            for n in range(2)
+        ]
+        assert torch.allclose(sum(force.sum(1) for force in by_token), expected, rtol=1e-9)
 
 
 def test_what_cannot_be_measured_is_refused_by_name(source) -> None:

@@ -21,6 +21,7 @@ from dynolab.forces.function.checks import check_arithmetic, check_items
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import subspace
 from dynolab.forces.function.weights import Weights
+from dynolab.forces.ledger.measures import Measure
 from dynolab.forces.map.costs import memory_for
 from dynolab.forces.map.files import Bounds, MapFolder
 from dynolab.forces.map.gram import Blocks, Tile, TokenGradients, gram_tiles, plan_tiles
@@ -31,6 +32,8 @@ from dynolab.training.step_record import Recorded
 
 SAMPLE_TOKENS = 4
 """Response tokens on which the parameters' rules are checked: each has its own random weight."""
+
+MEASURED_UNITS = "what is measured at an observed token, per step, through one updating token"
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,7 @@ def force_map(
     over_ranks: bool = False,
     parameters: Collection[str] | None = None,
     by_block: bool = False,
+    measures: Sequence[Measure] | None = None,
 ) -> ForceMap:
     """`F[m,l] = −η (e_{y_m} − π_m)ᵀ K_{m,l} G_l` of every token pair, exact to rounding.
 
@@ -144,8 +148,11 @@ def force_map(
     - `parameters`: those that move, of the trained ones; default: all. The map is then exactly the
       sum of their parts (`last_layers` names some).
     - `by_block`: keeps the parts of the map by block of parameters (`Blocks`).
+    - `measures`: one for each observed response, in place of its tokens' log π: `F[m, l]` is then
+      the push on what is measured at token m (`ledger.measures`), as its entropy.
 
-    **Returns:** nats per step; positive where the step through token l makes token m likelier.
+    **Returns:** nats per step; positive where the step through token l makes token m likelier, or
+    raises what is measured there.
 
     **Raises:** `ConfigError` for responses without tokens or too long, weights that are not finite,
     16-bit arithmetic, or a folder that holds another map.
@@ -158,9 +165,10 @@ def force_map(
         update=update,
         at=at,
         parameters=parameters,
+        measures=measures,
     )
     blocks = Blocks.of(problem.gradients) if by_block else None
-    facts = _facts(problem, objective, update)
+    facts = _facts(problem, objective, update, measures is not None)
     lengths = [sequence.response_length for sequence in observed]
     mine = distributed.share_of(lengths) if over_ranks else slice(0, len(observed))
     rows = slice(sum(lengths[: mine.start]), sum(lengths[: mine.stop]))
@@ -195,8 +203,9 @@ def force_map(
 class Problem:
     """`F = η ⟨∇ s_m, P ∇ s_l⟩`: the gradients, both sides' responses, and the factor η.
 
-    An observed token's s is its own log π; an updating one's has the objective's c for weights.
-    `labels` names the updating responses. `rate` is η, or 1 if the metric P includes η.
+    An observed token's s is its own log π, or what is measured there; an updating one's has the
+    objective's c for weights. `labels` names the updating responses. `rate` is η, or 1 if the
+    metric P includes η.
     """
 
     gradients: TokenGradients
@@ -220,6 +229,7 @@ def pose(
     update: float | FrozenUpdate,
     at: Weights | None,
     parameters: Collection[str] | None = None,
+    measures: Sequence[Measure] | None = None,
 ) -> Problem:
     """Checks a force map's arguments (`force_map`) and scores its updating responses."""
     check_arithmetic(policy.dtype, "products of gradients of 8 significant bits have no sign")
@@ -239,9 +249,16 @@ def pose(
     first = observed[0]
     sample = Encoded(first.ids[: first.prompt_length + SAMPLE_TOKENS], first.prompt_length)
     gradients = TokenGradients.build(policy, at, moving, scale, sample)
+    if measures is None:
+        scored = [WeightedResponse.own(sequence, policy) for sequence in observed]
+    else:
+        scored = [
+            WeightedResponse.measured(sequence, policy, gradients.at, measure)
+            for sequence, measure in zip(observed, measures, strict=True)
+        ]
     return Problem(
         gradients=gradients,
-        observed=[WeightedResponse.own(sequence, policy) for sequence in observed],
+        observed=scored,
         updating=weighted_responses(policy, gradients.at, updating, objective),
         labels=labelled(updating, objective),
         rate=rate,
@@ -310,7 +327,9 @@ class _InMemory:
             self.parts[:, rows, first:last] = parts
 
 
-def _facts(problem: Problem, objective: Objective, update: float | FrozenUpdate) -> MapFacts:
+def _facts(
+    problem: Problem, objective: Objective, update: float | FrozenUpdate, measured: bool
+) -> MapFacts:
     gradients = problem.gradients
     everything = set(gradients.policy.weights)
     return MapFacts(
@@ -320,6 +339,7 @@ def _facts(problem: Problem, objective: Objective, update: float | FrozenUpdate)
         learning_rate=None if isinstance(update, FrozenUpdate) else update,
         preconditioned=isinstance(update, FrozenUpdate),
         subspace="all" if gradients.moving == everything else sorted(gradients.moving),
+        **({"units": MEASURED_UNITS} if measured else {}),
     )
 
 
@@ -341,6 +361,8 @@ def _manifest(
             fingerprint.update(tensors[name].contiguous().cpu().numpy().data)
     for response in problem.observed:
         fingerprint.update(repr(response.sequence).encode())
+        if facts.units == MEASURED_UNITS:
+            fingerprint.update(response.weights.contiguous().cpu().numpy().data)
     for example in updating:
         fingerprint.update(example.model_dump_json().encode())
     return {

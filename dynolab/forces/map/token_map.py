@@ -17,6 +17,7 @@ from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_items
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.weights import Weights, flatten, gradients, products
+from dynolab.forces.ledger.measures import Measure
 from dynolab.forces.ledger.pushes import side_pushes
 from dynolab.forces.ledger.responses import gradients_of
 from dynolab.forces.map.costs import memory_for
@@ -97,6 +98,7 @@ def token_forces(
     observed: Encoded,
     *,
     at: Weights | None = None,
+    measure: Measure | None = None,
 ) -> Float[Tensor, "observed updating"]:
     """`F[m,l] = ⟨∇log π_m, scale ⊙ ∇s_l⟩`, `s_l = c_l log π_l` (exact).
 
@@ -111,6 +113,7 @@ def token_forces(
     - `update`: the recorded step's frozen map (`split_step`).
     - `updating`: position of the updating example in `record.examples`.
     - `at`: where the observed response is differentiated; default: the midpoint of the step.
+    - `measure`: of the observed tokens, in place of their log π (`ledger.measures`).
 
     **Returns:** nats; columns are the example's chosen tokens, then its rejected ones; for a
     group, tokens of the completions that were pushed up, then of the others.
@@ -126,9 +129,10 @@ def token_forces(
     order = batch.side.argsort(stable=True).tolist()
     scale = flatten(policy.cast(update.scale))
     together = max(1, memory_for(policy.home, None) // (2 * scale.nbytes))
-    observed_gradients = _token_gradients(
-        policy, place, WeightedResponse.own(observed, policy), update
-    )
+    scored = WeightedResponse.own(observed, policy)
+    if measure is not None:
+        scored = WeightedResponse.measured(observed, policy, policy.cast(place), measure)
+    observed_gradients = _token_gradients(policy, place, scored, update)
     rows = []
     for observed_part in _stacked(observed_gradients, together):
         scaled = observed_part.mul_(scale)

@@ -15,6 +15,7 @@ from dynolab.data.encode import Encoded
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.views import View
 from dynolab.forces.function.weights import Weights
+from dynolab.forces.ledger.measures import Measure, logit_slopes
 from dynolab.forces.step.split import objective_batch, objective_logps, step_totals
 from dynolab.objectives import Objective
 from dynolab.training.step_record import Recorded
@@ -24,9 +25,10 @@ from dynolab.training.step_record import Recorded
 class WeightedResponse:
     """Token l of a response has the score `s_l = Σ_j w_{l,j} log π_T(t_{l,j} | prefix)`.
 
-    π_T is softmax(z/T). For an observed response s is the token's own log π. For an updating one w
-    is the objective's c, held constant: `∂s_l/∂z_l = −G_l`, so that a gradient step through token
-    l moves the weights by `η ∇_θ s_l`, whatever the objective reads and at which temperature.
+    π_T is softmax(z/T). For an observed response s is the token's own log π, or what is measured
+    there. For an updating one w is the objective's c, held constant: `∂s_l/∂z_l = −G_l`, so that a
+    gradient step through token l moves the weights by `η ∇_θ s_l`, whatever the objective reads and
+    at which temperature.
     """
 
     sequence: Encoded
@@ -40,6 +42,22 @@ class WeightedResponse:
         tokens = torch.tensor(sequence.ids[sequence.prompt_length :], device=policy.device)
         ones = torch.ones(len(tokens), 1, dtype=policy.dtype, device=policy.device)
         return cls(sequence, tokens[:, None], ones)
+
+    @classmethod
+    def measured(
+        cls, sequence: Encoded, policy: PolicyFunction, at: Weights, measure: Measure
+    ) -> WeightedResponse:
+        """The response with a measure of each token as its score, up to a constant.
+
+        `∂m/∂z` sums to 0 over the vocabulary, and so is the gradient of
+        `Σ_v (∂m/∂z)_v log π_v`, held constant: `∂ log π_v/∂z = e_v − π`.
+        """
+        batch = policy.batch([sequence])
+        with torch.no_grad():
+            logits = policy.logits(at, batch, forward_mode=False)
+        weights = logit_slopes(measure, logits, batch.token)
+        tokens = torch.arange(weights.shape[1], device=policy.device)
+        return cls(sequence, tokens.expand(len(weights), -1), weights)
 
     def span(self, start: int, stop: int) -> WeightedResponse:
         """A span of the tokens; everything before it counts as prompt."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import NamedTuple
@@ -19,6 +19,8 @@ from dynolab.errors import ConfigError
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.views import View
 from dynolab.forces.function.weights import NamedTensors, Weights
+from dynolab.forces.ledger.measured import ReferenceLogps
+from dynolab.forces.ledger.measures import DivergenceFrom, Measure, MeasuredView, entropy
 from dynolab.forces.step.one_step import change_of, midpoint, second_order
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import PARTS, replay_error, rounding_floor, split_step
@@ -27,31 +29,65 @@ from dynolab.results.forces import UNEXPLAINED, Falls, Validity
 from dynolab.results.study import ARGMAX, ForceRow, ReplayFacts
 from dynolab.training.step_record import StepRecord
 
+StepMeasures = Callable[[Sequence[Encoded]], Mapping[str, Measure]]
+"""Measures by kind, for the tokens of some answers one after the other."""
+
+
+def step_measures(
+    kinds: Collection[str], reference: ReferenceLogps | None = None
+) -> StepMeasures | None:
+    """The measures of kinds `entropy` and `kl`; None without any.
+
+    **Arguments:** `reference`: what KL is measured from.
+
+    **Raises:** `ConfigError` for another kind, and for `kl` without a reference.
+    """
+    for kind in kinds:
+        if kind not in ("entropy", "kl"):
+            raise ConfigError(
+                "measures", kind, "a step measures entropy and kl; a ledger, the others"
+            )
+    if "kl" in kinds and reference is None:
+        raise ConfigError("measures", "kl", "there is no reference model to measure it from")
+
+    def of_answers(answers: Sequence[Encoded]) -> dict[str, Measure]:
+        measures: dict[str, Measure] = {}
+        if "entropy" in kinds:
+            measures["entropy"] = entropy
+        if "kl" in kinds and reference is not None:
+            measures["kl"] = DivergenceFrom(torch.cat(list(reference(answers))))
+        return measures
+
+    return of_answers if kinds else None
+
 
 @dataclass(frozen=True)
 class Watched:
     """A batch of answers; y* of each chosen one is a further answer on the same sequence.
 
-    Answer a is of kind `kind[a]` and belongs to row `row[a]`. `view` holds the realised token and
-    y* of every position, `start` their log π before the step.
+    So is what is measured there. Answer a is of kind `kind[a]` and belongs to row `row[a]`; rows
+    `chosen` are chosen answers. `view` holds the realised token, y* and the measures of every
+    position, `start` their values before the step.
     """
 
     batch: TokenBatch
     view: View
     row: list[int]
     kind: list[str]
-    start: Float[Tensor, "tokens 2"]
+    chosen: list[int]
+    start: Float[Tensor, "tokens k"]
 
-    def change(self, policy: PolicyFunction, weights: Weights) -> Float[Tensor, "tokens 2"]:
-        """log π at some weights, minus `start`."""
+    def change(self, policy: PolicyFunction, weights: Weights) -> Float[Tensor, "tokens k"]:
+        """What is observed at some weights, minus `start`."""
         after = policy.observed(weights, self.batch, self.view, forward_mode=False)
         return after - self.start
 
-    def sums(self, values: Float[Tensor, "tokens 2"]) -> Float[Tensor, " answers"]:
+    def sums(self, values: Float[Tensor, "tokens k"]) -> Float[Tensor, " answers"]:
         """Each answer's sum of a value of the view's tokens."""
-        realised, best = (self.batch.sequence_sum(column) for column in values.double().unbind(1))
-        chosen = self.row[len(realised) :]
-        return torch.cat([realised, best[chosen]])
+        realised, *others = (
+            self.batch.sequence_sum(column) for column in values.double().unbind(1)
+        )
+        return torch.cat([realised, *(column[self.chosen] for column in others)])
 
 
 def encode_probes(probes: Sequence[ProbeRow], encoder: Encoder) -> list[tuple[ProbeRow, Encoded]]:
@@ -69,19 +105,32 @@ def encode_probes(probes: Sequence[ProbeRow], encoder: Encoder) -> list[tuple[Pr
 
 @torch.no_grad()
 def watch(
-    rows: Sequence[tuple[ProbeRow, Encoded]], before: Weights, policy: PolicyFunction
+    rows: Sequence[tuple[ProbeRow, Encoded]],
+    before: Weights,
+    policy: PolicyFunction,
+    measures: StepMeasures | None = None,
 ) -> Watched:
-    """The batch of some rows, their log π and their argmax tokens at the weights before a step."""
-    batch = policy.batch([answer for _, answer in rows])
+    """The batch of some rows, their log π and their argmax tokens at the weights before a step.
+
+    **Arguments:** `measures`: what else is observed at the chosen answers.
+    """
+    sequences = [answer for _, answer in rows]
+    batch = policy.batch(sequences)
     logits = policy.logits(policy.cast(before), batch, forward_mode=False)
     view = View.realised(batch).beside(View.argmax(logits))
     kinds = [probe.kind for probe, _ in rows]
     chosen = [number for number, kind in enumerate(kinds) if kind == "chosen"]
+    beside_chosen = [ARGMAX]
+    if measures is not None:
+        of_batch = measures(sequences)
+        view = MeasuredView(view.tokens, tuple(of_batch.values()))
+        beside_chosen += of_batch
     return Watched(
         batch=batch,
         view=view,
-        row=[*range(len(rows)), *chosen],
-        kind=[*kinds, *[ARGMAX] * len(chosen)],
+        row=[*range(len(rows)), *chosen * len(beside_chosen)],
+        kind=[*kinds, *(kind for kind in beside_chosen for _ in chosen)],
+        chosen=chosen,
         start=view.logps(logits),
     )
 
@@ -107,12 +156,14 @@ def step_forces(
     *,
     stage: str,
     batch_tokens: int | None = None,
+    measures: StepMeasures | None = None,
 ) -> StepForces:
     """Measures and predicts what a recorded step did to every probe row.
 
     Derivatives are taken at the midpoint of the step. A `chosen` row is followed by a row of
     kind `argmax`: the tokens that the model before the step found likeliest at every position of
-    the teacher-forced chosen answer, held fixed.
+    the teacher-forced chosen answer, held fixed; and by one of each measure, summed over its
+    tokens.
 
     **Arguments:**
 
@@ -120,6 +171,7 @@ def step_forces(
       counts do not change.
     - `batch_tokens`: bound on sequences × padded length of one forward, beside which up to four
       derivatives run; default: the policy's.
+    - `measures`: what else is observed at the chosen answers (`step_measures`).
 
     **Raises:** `ConfigError` if the overlong rule drops every probe row.
     """
@@ -137,7 +189,9 @@ def step_forces(
 
     groups = list(by_length([answer for _, answer in answers], tokens))
     before = policy.cast(record.before)
-    batches = [watch([answers[member] for member in members], before, policy) for members in groups]
+    batches = []
+    for members in groups:
+        batches.append(watch([answers[member] for member in members], before, policy, measures))
     del before
     rows: list[list[ForceRow]] = [[] for _ in answers]
     trained = {example.id for example in record.examples}
