@@ -8,6 +8,12 @@ Prints one JSON object on its last line. Intervals are 95% t-intervals over seed
   measured at answers); `gradient_error_max`: of the measured ones, against autograd through torch's
   own distributions, in float64; `closure_max`: over real steps of SGD and AdamW, over the path.
   `cost_over_logp_entropy`, `…_kl`: seconds of their slopes over those of log π.
+- `arms_judged_held_out`: arms of the kept table of `grpo_entropy.yaml` whose pass@1 and pass@k on
+  held-out prompts are there over five seeds; `arms_better`: of these, with more pass@k than GRPO
+  and no less pass@1, by their intervals.
+- `designed_groups_constraint`: most that a step with a designed dose for groups lowers what it
+  protects, over what it would without the dose; by autograd, on answers of a drifted policy.
+- `band_right_…`, `second_order_share_…`: see `tests.benchmarks.pair_questions`.
 - `planted_rows_…`: see `tests.benchmarks.planted_rows`.
 - `entropy_rule_rank_correlation`, `…_low`, `…_high`: how well S of single tokens (arXiv
   2602.03392) orders a question's sampled answers by what each does to their entropy, exactly;
@@ -17,6 +23,7 @@ Prints one JSON object on its last line. Intervals are 95% t-intervals over seed
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,11 +39,14 @@ from dynolab.forces.ledger.measured import Source, measured_means, vocabulary_lo
 from dynolab.forces.ledger.measures import DivergenceFrom, entropy
 from dynolab.training.config import OptimizerConfig
 from models.language import load_language_model
-from tests.benchmarks.figures import in_turns, main, real_inputs, seconds
+from tests.benchmarks.figures import STUDIES, in_turns, main, real_inputs, seconds
+from tests.benchmarks.pair_questions import pair_questions
 from tests.benchmarks.planted_rows import planted_rows
 from tests.benchmarks.worlds import run
 from tests.forces.small_models import encoded, neox, trained
 from tests.forces.test_measured import ANSWERS, MEASURABLE, plain_value, reward
+from tests.training.small import make_files
+from tests.training.test_dose import OneGroupStep
 
 ENTROPY_RULES = {
     "entropy_rule_rank_correlation": "entropy_rule/rank_correlation",
@@ -44,6 +54,8 @@ ENTROPY_RULES = {
     "entropy_advantage_rank_correlation": "entropy_advantage/rank_correlation",
     "entropy_advantage_sign_agreement": "entropy_advantage/sign",
 }
+DOSED = (("right", "batch"), ("right", "group"), ("right", "token"), ("entropy", "token"))
+GROUP_SEEDS = 5
 # Only what the test of one update needs: no training to speak of, and few samples of few prompts.
 FIRST_STEP = (
     "arms={grpo: {name: grpo}}",
@@ -119,11 +131,52 @@ def entropy_rule(_: Path) -> dict[str, float]:
     return figures
 
 
+def group_arms(_: Path) -> dict[str, int]:
+    """What the kept table says of the remedies of entropy."""
+    table = json.loads((STUDIES / "results" / "grpo-entropy.json").read_text())
+    differences = table["estimates"]
+    judged, better = set[str](), set[str]()
+    arms = {key.split("/")[1] for key in differences if key.startswith("differences/")}
+    for arm in arms - {"before"}:
+        held_out = [
+            differences.get(f"differences/{arm}/heldout/{figure}")
+            for figure in ("pass_at_1", "pass_at_16")
+        ]
+        if any(figure is None or figure["n"] < GROUP_SEEDS for figure in held_out):
+            continue
+        judged.add(arm)
+        first, many = held_out
+        if many["low"] > 0 and first["high"] >= 0:
+            better.add(arm)
+    return {"arms_judged_held_out": len(judged), "arms_better": len(better)}
+
+
+def group_doses(home: Path) -> dict[str, float]:
+    """How well a step's designed doses keep what they protect."""
+    inputs = home / "inputs"
+    make_files(inputs)
+    worst = 0.0
+    for number, (protect, per) in enumerate(DOSED):
+        one = OneGroupStep(inputs, home / str(number), per=per, protect=protect)
+        (dose,) = one.doses(one.batches(1))
+        full, dosed = (one.effect(doses, protect) for doses in (torch.ones_like(dose), dose))
+        worst = max(worst, max(0.0, -dosed) / abs(full))
+    return {"designed_groups_constraint": worst}
+
+
 if __name__ == "__main__":
     main(
-        {"functionals": functionals, "entropy_rule": entropy_rule, "planted_rows": planted_rows},
-        at_least={"functionals": 5, "planted_rows_precision": 0.8},
+        {
+            "functionals": functionals,
+            "entropy_rule": entropy_rule,
+            "group_arms": group_arms,
+            "group_doses": group_doses,
+            "pair_questions": pair_questions,
+            "planted_rows": planted_rows,
+        },
+        at_least={"functionals": 5, "planted_rows_precision": 0.8, "arms_judged_held_out": 8},
         at_most={
+            "designed_groups_constraint": 0.05,
             "gradient_error_max": 1e-6,
             "closure_max": 1e-5,
             "cost_over_logp_entropy": 1.3,
