@@ -49,6 +49,7 @@ PLACES = {
     "doses": (MADE, "equal margins"),
     "objectives": (MADE, "thirteen losses"),
     "scaling": (MADE, "scaled rewards"),
+    "entropy": (MADE, "two strategies, two updates of a rollout"),
     "harmless": (MADE, "insults"),
 }
 """Last part of a table's name → its column, and where in it; `builtin` has none but digits."""

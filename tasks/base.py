@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
+import models
 from dynolab import hub
 from dynolab.costs.machines import StageCost
 from dynolab.costs.memory import FP32
@@ -29,6 +33,11 @@ from tasks.shared.costs import Costs, Reads
 
 OTHERWISE = "tokenizer/read_otherwise"
 """Metric: sample texts that AutoTokenizer splits otherwise than the model's tokenizer.json."""
+
+SHIPPED, RECIPE = Path(models.__file__).parent / "shipped", "recipe.json"
+"""Results of the built-in model's training, a folder each, with the recipe that makes it."""
+
+log = logging.getLogger(__name__)
 
 
 class BaseConfig(StageConfig):
@@ -59,6 +68,12 @@ def _train(work: Work[BaseConfig]) -> None:
     from tasks.ranks.train import run
 
     data, config = work.input_folder("data"), work.config.training
+    shipped = shipped_result(recipe_of(work.config, data))
+    if shipped is not None:
+        log.info("what this training makes is shipped with Dynolab, and is not trained again")
+        ignored = shutil.ignore_patterns(RECIPE)
+        shutil.copytree(shipped, work.output, ignore=ignored, dirs_exist_ok=True)
+        return
     tokenizer = load_tokenizer(data / "tokenizer")
     initial = work.scratch / "initial"
     save_language_model(
@@ -75,6 +90,25 @@ def _train(work: Work[BaseConfig]) -> None:
     work.step = config.steps
     with TrainingMonitor(work, states, config.steps):
         run(job)
+
+
+def recipe_of(config: BaseConfig, data: Path) -> dict[str, Any]:
+    """All that the built-in model's training depends on: settings that are not defaults, and the
+    hashes of what it reads."""
+    files = ("corpus.jsonl", "tokenizer/tokenizer.json")
+    return {
+        "seed": config.seed,
+        "training": config.training.model_dump(mode="json", exclude_defaults=True),
+        **{file: hash_file(data / file).sha256 for file in files},
+    }
+
+
+def shipped_result(recipe: dict[str, Any]) -> Path | None:
+    """The folder of the shipped result of a recipe; None where none is shipped."""
+    for file in SHIPPED.glob(f"*/{RECIPE}"):
+        if json.loads(file.read_text()) == recipe:
+            return file.parent
+    return None
 
 
 def _import(work: Work[BaseConfig]) -> dict[str, float]:
@@ -137,9 +171,16 @@ def _content_hash(folder: Path) -> str:
 _FIELD = "base.source"
 
 
+def _may_be_shipped(config: BaseConfig) -> bool:
+    """Whether a training of these settings is shipped, for some corpus."""
+    recipes = [json.loads(file.read_text()) for file in SHIPPED.glob(f"*/{RECIPE}")]
+    own = (config.seed, config.training.model_dump(mode="json", exclude_defaults=True))
+    return any((recipe["seed"], recipe["training"]) == own for recipe in recipes)
+
+
 def estimate(costs: Costs, config: BaseConfig, _: Reads) -> StageCost:
     """The built-in model's training, or a copy of an imported one."""
-    if config.source == "builtin":
+    if config.source == "builtin" and not _may_be_shipped(config):
         corpus = [costs.lengths(row, (CHOSEN,)) for row in costs.inputs.corpus]
         return costs.training(config.training, corpus)
     cost = costs.passes(0)

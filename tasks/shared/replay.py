@@ -115,8 +115,8 @@ def _read_by(work: Work[Any], name: str, manifest: Manifest, role: str) -> Path:
     raise ConfigError(
         name,
         work.inputs[name].address,
-        f"what it read as {role} is not among the inputs, and is needed to train it again or to "
-        "compare with; run the flow that trained it again, with --fresh",
+        "the tensors of its recorded steps are not in this machine's cache, and to train it again "
+        f"its input {role} is missing; run the flow that trained it again, with --fresh",
     )
 
 

@@ -5,26 +5,45 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import dynolab.hub
 import models.language
 import tasks.base
 import tasks.ranks.train
+from dynolab.data.rows import read_rows
 from dynolab.errors import ConfigError
+from dynolab.results.study import MetricsLine
 from dynolab.store import Manifest, Store
 from dynolab.training.config import TrainConfig
 from dynolab.training.job import TrainJob
+from flows.flow import Step
+from flows.parameters.parse import load_parameters
+from flows.study.parameters import StudyParameters, resolved
+from flows.study.steps import study_steps
 from models.language import load_language_model, load_tokenizer
 from models.tiny import TinyConfig, build_tiny
-from tasks.base import BASE, BaseConfig, make_base, resolve_base
+from tasks.base import (
+    BASE,
+    RECIPE,
+    SHIPPED,
+    BaseConfig,
+    make_base,
+    recipe_of,
+    resolve_base,
+    shipped_result,
+)
 from tasks.runtime.stage import plan_key
 from tasks.runtime.work import StageResult, Work
+from tests.flows.in_process import InProcess
 from tests.training.small import distance, make_policy, make_tokenizer
 
 DATA_KEY, BASE_KEY = "da" * 32, "ba" * 32
@@ -131,6 +150,50 @@ def test_the_built_in_model_is_trained_on_the_corpus_of_the_data(
     assert tokenizer.get_vocab() == make_tokenizer().get_vocab()
     model = load_language_model(job.model, tokenizer=tokenizer)
     assert_same_weights(model, build_tiny(TinyConfig(seed=3), tokenizer))
+
+
+@pytest.fixture(scope="module")
+def studied(tmp_path_factory: pytest.TempPathFactory) -> tuple[InProcess, Step, StageResult]:
+    """The step that makes the built-in study's base, with the data that it reads."""
+    study = resolved(load_parameters(StudyParameters, Path("builtin.yaml")))
+    steps = {step.name: step for step in study_steps(study)}
+    lab = InProcess(tmp_path_factory.mktemp("studied"))
+    return lab, steps["base"], lab.run_steps([steps["data"]])["data"]
+
+
+def test_the_built_in_study_s_base_is_shipped(
+    studied: tuple[InProcess, Step, StageResult], jobs: list[TrainJob]
+) -> None:
+    lab, step, data = studied
+    made = lab.run_steps([step], {"data": data})["base"]
+    assert not jobs
+    weights = load_file(lab.folder(made) / "model/model.safetensors")
+    (shipped,) = (folder for folder in SHIPPED.iterdir() if folder.name == "builtin")
+    assert distance(weights, load_file(shipped / "model/model.safetensors")) == 0.0
+    assert not (lab.folder(made) / RECIPE).exists()
+    # Any other training is a training.
+    other = step.config.model_copy(update={"seed": 1})
+    assert shipped_result(recipe_of(other, lab.folder(data))) is None
+    assert shipped_result(recipe_of(step.config, lab.folder(data))) == shipped
+
+
+@pytest.mark.study
+def test_the_recipe_makes_what_is_shipped(
+    studied: tuple[InProcess, Step, StageResult],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Loss by loss to rounding, until 250 steps of AdamW have made more of it."""
+    lab, step, data = studied
+    monkeypatch.setattr(tasks.base, "SHIPPED", tmp_path)
+    trained = replace(step, stage=replace(step.stage, version=10**6))
+    made = lab.run_steps([trained], {"data": data})["base"]
+    losses, shipped = (
+        np.array([line.metrics["train/loss"] for line in read_rows(file, MetricsLine)])
+        for file in (lab.folder(made) / "metrics.jsonl", SHIPPED / "builtin/metrics.jsonl")
+    )
+    np.testing.assert_allclose(losses[:50], shipped[:50], rtol=1e-5)
+    np.testing.assert_allclose(losses, shipped, rtol=0.1)
 
 
 def test_a_training_that_fails_leaves_its_newest_state_in_the_store(
