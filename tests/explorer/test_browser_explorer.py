@@ -81,6 +81,10 @@ def seen(page: Any, text: str | re.Pattern[str]) -> None:
     assert faint(page) == []
 
 
+wide = pytest.mark.parametrize("page", READERS[:1], indirect=True, ids=str)
+"""For what the first test has seen on a narrow screen."""
+
+
 def test_from_a_fallen_answer_to_a_map_to_a_what_if(page: Any) -> None:
     """All of it is reached without a mouse."""
     seen(page, "Who pulled it down")
@@ -134,6 +138,7 @@ def test_from_a_fallen_answer_to_a_map_to_a_what_if(page: Any) -> None:
     seen(page, "no pair none and no step 99")
 
 
+@wide
 def test_a_typed_answer_is_looked_at_and_two_trainings_side_by_side(page: Any) -> None:
     seen(page, "Who pulled it down")
     page.get_by_text("any other answer").press("Enter")
@@ -161,6 +166,7 @@ def test_a_typed_answer_is_looked_at_and_two_trainings_side_by_side(page: Any) -
     assert page.locator(".column h3").all_inner_texts() == ["step 1", "step 8"]
 
 
+@wide
 def test_slider_metric_objective_and_copies(page: Any, home: Path) -> None:
     seen(page, "over the whole training")
     seen(page, "Step by step, by all pairs")

@@ -96,6 +96,7 @@ def test_without_measures_a_ledger_has_the_key_of_before() -> None:
     assert not {"measures", "rewards"} & written.keys()
 
 
+@pytest.mark.study
 def test_a_bf16_training_that_died_has_the_account_of_one_that_did_not(
     analysed: Analysed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

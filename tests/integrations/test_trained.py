@@ -174,7 +174,12 @@ DORA = LoraConfig(r=2, target_modules="all-linear", use_dora=True)
         ({"peft": DORA}, 1e-4, 0),
         ({"optim": "adafactor"}, 1e-5, 1),
         ({"dtype": torch.bfloat16, "bf16": True}, 2, 0),
-        ({"torch_compile": True, "torch_compile_backend": "eager"}, 1e-5, 0),
+        pytest.param(
+            {"torch_compile": True, "torch_compile_backend": "eager"},
+            1e-5,
+            0,
+            marks=pytest.mark.study,
+        ),
     ],
     ids=[
         "bf16",

@@ -61,6 +61,7 @@ def launch(job: TrainJob, folder: Path, **hosts: Any) -> None:
     )
 
 
+@pytest.mark.study
 def test_two_hosts_train_as_one_does_to_the_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
