@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 BATCH, MICRO = 8, 4
 SHORTEST, LONGEST = 20, 200  # steps of a training; between them it is one pass over the rows
 WARMUP = 5  # a fifth of the steps
+PROBES, PROBE_SHARE, MOST_WATCHED = 4, 0.15, 20  # of a training; pairs of each split at most
 SMALL_MODEL = 10**8  # weights; below, rates are those of small models
 
 TEMPLATE = """\
@@ -47,7 +48,8 @@ name: {name}
 data:
   source: file
   path: {data}  # from this file's folder
-{format}{replace}  # heldout_rows: 20    never trained on; default: a tenth of the rows, at most 100
+{format}{replace}  probe_pairs: {probe_pairs}  # of each split: answers that trainings watch{probe_note}
+  # heldout_rows: 20    never trained on; default: a tenth of the rows, at most 100
 
 base:
   source: {model}  # a folder, or a Hub name
@@ -95,6 +97,11 @@ def settings_for(loaded: LoadedData, sizes: Sizes) -> dict[str, Any]:
     """What the template says of rows, steps and rates."""
     steps = min(max(len(loaded.pairs) // BATCH, SHORTEST), LONGEST)
     small = sizes.weights < SMALL_MODEL
+    # A step is a forward and a backward, of twice its time, of two answers to each prompt; a probe
+    # is a forward of two answers to each watched pair of either split.
+    step_forwards, pair_forwards = 3 * 2 * BATCH, 2 * 2
+    allowed = round(PROBE_SHARE * steps * step_forwards / (PROBES * pair_forwards))
+    watched_pairs = min(MOST_WATCHED, allowed)
     return {
         "rows": rows_line(loaded.all_counts),
         "sft_rate": "1.0e-3" if small else "1.0e-5",
@@ -104,7 +111,9 @@ def settings_for(loaded: LoadedData, sizes: Sizes) -> dict[str, Any]:
         "batch": BATCH,
         "micro": MICRO,
         "overlong": "drop" if sizes.overlong_pairs or sizes.overlong_answers else "error",
-        "probe_every": max(steps // 5, 1),  # one takes as long as two or three steps
+        "probe_every": -(-steps // (PROBES - 1)),
+        "probe_pairs": watched_pairs,
+        "probe_note": ": 15 % of their time" if watched_pairs < MOST_WATCHED else "",
         # The first steps often pull hardest: Adam's are then as long as any, whatever the gradient.
         "record_steps": [0, steps // 2],
     }

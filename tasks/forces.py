@@ -22,6 +22,7 @@ from dynolab.forces.ledger.pushes import example_pushes
 from dynolab.forces.ledger.responses import gradients_of
 from dynolab.forces.map.token_map import MAP_TOKENS
 from dynolab.forces.step.step_forces import Start, force_metrics, step_measures
+from dynolab.grouping import evenly_spaced
 from dynolab.objectives import build_objective
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
@@ -49,6 +50,12 @@ class ForcesConfig(StageConfig):
     """Which answers are watched, and in which batches."""
 
     pairs: int = Field(40, ge=1, description="Pairs of each split whose answers are watched.")
+    detailed_steps: int = Field(
+        2,
+        ge=0,
+        description="Recorded steps, spread from the first to the last, of which the forces on "
+        "layers and how far first order carries are measured, too: several times the seconds.",
+    )
     # Excluded without any, so that results from before this field keep their keys.
     measures: tuple[Literal["entropy", "kl"], ...] = Field(
         (),
@@ -88,6 +95,7 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
     gradients: GroupedGradients | None = None
     pushes: list[Push] = []
     folders = record_folders(work, "trained")
+    detailed = evenly_spaced(range(len(folders)), work.config.detailed_steps)
     with (
         work.shown(len(folders)) as progress,
         (work.output / "forces.jsonl").open("w") as file,
@@ -112,18 +120,25 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
                 push = _strongest(record, gradients, forces, answers, up=up)
                 pushes = [max([*pushes, push], key=lambda candidate: candidate.nats)]
             work.tracker.log_metrics(force_metrics(forces.rows), record.facts.step)
-            layers += step_layers(
-                record, policy, few, encoder, stage=objective, batch_tokens=tokens
-            )
             start = start or Start(record.facts.step, record.before)
-            changes = [None] if start.step == record.facts.step else [None, start]
-            validities += [
-                step_validity(
-                    record, policy, few, encoder, stage=objective, batch_tokens=tokens, since=since
+            if number - 1 in detailed:
+                layers += step_layers(
+                    record, policy, few, encoder, stage=objective, batch_tokens=tokens
                 )
-                for since in changes
-                if twice
-            ]
+                changes = [None] if start.step == record.facts.step else [None, start]
+                validities += [
+                    step_validity(
+                        record,
+                        policy,
+                        few,
+                        encoder,
+                        stage=objective,
+                        batch_tokens=tokens,
+                        since=since,
+                    )
+                    for since in changes
+                    if twice
+                ]
             progress.update(number, f"step {record.facts.step}")
     dumped = [replay.model_dump() for replay in replays]
     (work.output / "replay.json").write_text(json.dumps(dumped, indent=1))

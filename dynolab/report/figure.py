@@ -191,13 +191,6 @@ def correlation_plot(height: int, **cells: Any) -> go.Figure:
     return plot.add_heatmap(xgap=2, ygap=2, texttemplate="%{text}", hovertemplate=hover, **cells)
 
 
-def spread(values: Sequence[int], most: int = 4) -> list[int]:
-    """At most `most` of the values, evenly spaced, both ends among them."""
-    if len(values) <= most:
-        return list(values)
-    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
-
-
 def menu(choices: list[tuple[str, list[Any]]], y: float = 1.02, **look: Any) -> dict[str, Any]:
     """A drop-down list at the figure's upper right; the first choice is active at first."""
     return {

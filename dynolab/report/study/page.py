@@ -14,11 +14,11 @@ import plotly.graph_objects as go
 
 from dynolab.data.rows import write_rows
 from dynolab.data.unknown import UnknownTokens, about_auto
-from dynolab.grouping import attributes, grouped
+from dynolab.grouping import attributes, evenly_spaced, grouped
 from dynolab.report.audit import foreseen_figure, foresight_section
 from dynolab.report.comparison.findings import findings_section
 from dynolab.report.comparison.mitigation import comparison_sections
-from dynolab.report.figure import Figure, buttons, in_panel, spread, subplots
+from dynolab.report.figure import Figure, buttons, in_panel, subplots
 from dynolab.report.forces.matrices import kernel_size_figure, stability_figure
 from dynolab.report.forces.token_map import token_map_figure
 from dynolab.report.inputs.study import ReportInputs
@@ -253,7 +253,7 @@ def decomposition_figure(training: Training, sides: tuple[str, str] = _SIDES) ->
     rows = _with_together_where_large(training.forces)
     if not rows:
         return None
-    steps = spread(sorted({row.step for row in rows}))
+    steps = evenly_spaced(sorted({row.step for row in rows}), 4)
     parts, kinds = _parts(rows, sides), in_order({row.kind for row in rows})[::-1]
     height = 30 * len(kinds)
     plot = subplots(
