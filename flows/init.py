@@ -48,7 +48,7 @@ name: {name}
 data:
   source: file
   path: {data}  # from this file's folder
-{format}{replace}  probe_pairs: {probe_pairs}  # of each split: answers that trainings watch{probe_note}
+{format}{replace}  probe_pairs: {watched}
   # heldout_rows: 20    never trained on; default: a tenth of the rows, at most 100
 
 base:
@@ -102,6 +102,11 @@ def settings_for(loaded: LoadedData, sizes: Sizes) -> dict[str, Any]:
     step_forwards, pair_forwards = 3 * 2 * BATCH, 2 * 2
     allowed = round(PROBE_SHARE * steps * step_forwards / (PROBES * pair_forwards))
     watched_pairs = min(MOST_WATCHED, allowed)
+    why = (
+        "15 % of their time"
+        if watched_pairs < MOST_WATCHED
+        else "which is what pages have room for"
+    )
     return {
         "rows": rows_line(loaded.all_counts),
         "sft_rate": "1.0e-3" if small else "1.0e-5",
@@ -112,8 +117,7 @@ def settings_for(loaded: LoadedData, sizes: Sizes) -> dict[str, Any]:
         "micro": MICRO,
         "overlong": "drop" if sizes.overlong_pairs or sizes.overlong_answers else "error",
         "probe_every": -(-steps // (PROBES - 1)),
-        "probe_pairs": watched_pairs,
-        "probe_note": ": 15 % of their time" if watched_pairs < MOST_WATCHED else "",
+        "watched": f"{watched_pairs}  # of each split; trainings watch their answers, {why}",
         # The first steps often pull hardest: Adam's are then as long as any, whatever the gradient.
         "record_steps": [0, steps // 2],
     }
