@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from dynolab import distributed
-from dynolab.data.batches import REJECTED, draw
+from dynolab.data.batches import REJECTED, draw, responses_of
 from dynolab.data.encode import Encoded, EncodedExample, Encoder
 from dynolab.data.rows import Example, PromptRow, read_rows
 from dynolab.errors import ConfigError
@@ -181,7 +181,8 @@ def unrelated(examples: Sequence[EncodedExample]) -> list[Encoded]:
 
 
 class Offline:
-    """Rows in seeded permutations (`draw`); the reference is scored once, at the beginning."""
+    """Rows in seeded permutations (`draw`); the reference is scored once, at the beginning, on the
+    rows that the training draws."""
 
     temperature = 1.0
 
@@ -191,7 +192,7 @@ class Offline:
         self._examples, self._objective = examples, objective
         self._job, self._config = job, job.config
         self._pad_id = pad_id
-        self._reference: list[SideLogps] = [{} for _ in examples]
+        self._reference: dict[int, SideLogps] = {}
         self._policy: ResponseLogits | None = None
         self._unrelated: list[Encoded] = []
         self._before: list[float] = []
@@ -205,24 +206,27 @@ class Offline:
             self._before = self._totals(range(len(self._examples)))
         sides, batch = self._objective.sides, self._config.micro_examples
         order = self._scoring_order()
+        rows = sorted(set(order))
+        examples = [self._examples[row] for row in rows]
 
         def score() -> list[SideLogps]:
-            rows = [self._examples[row] for row in order]
-            scored = score_sides(logits, rows, sides, self._pad_id, batch)
+            in_order = [self._examples[row] for row in order]
+            scored = score_sides(logits, in_order, sides, self._pad_id, batch)
             # A step may draw from two passes over the rows: the first one counts.
             by_row = dict(zip(reversed(order), reversed(scored), strict=True))
-            return [by_row[row] for row in range(len(self._examples))]
+            return [by_row[row] for row in rows]
 
         folder = self._job.reference_cache
         if folder is None:
-            self._reference = score()
+            self._reference = dict(zip(rows, score(), strict=True))
             return
         mine = self._job.input_digests() if distributed.rank() == 0 else {}
         digests = distributed.gather(mine)[0]
         engine = self._config.engine
         arithmetic = {"batch": batch, "attention": engine.attention, "dtype": engine.dtype}
         made_by = {**digests, **arithmetic, "order": order}
-        self._reference = cached_reference(folder, score, self._examples, sides, made_by)
+        scored = cached_reference(folder, score, examples, sides, made_by)
+        self._reference = dict(zip(rows, scored, strict=True))
 
     def draw(self, engine: Engine, step: int) -> Drawn:
         """Returns the step's rows, and for KTO how far the policy has drifted."""
@@ -232,7 +236,10 @@ class Offline:
                 now = self._totals(rows)
             gains = [after - self._before[row] for row, after in zip(rows, now, strict=True)]
             drift = max(0.0, sum(gains) / len(gains))
-        scored = [ScoredRow(self._examples[row], self._reference[row], drift=drift) for row in rows]
+        scored = [
+            ScoredRow(self._examples[row], self._reference.get(row, {}), drift=drift)
+            for row in rows
+        ]
         return Drawn(scored, {} if drift is None else {"train/drift": drift})
 
     def _totals(self, rows: Sequence[int]) -> list[float]:
@@ -246,18 +253,33 @@ class Offline:
         return draw(step, self._config.batch_size, len(self._examples), self._config.seed)
 
     def _scoring_order(self) -> list[int]:
-        """Rows in the order in which the reference is scored, each at least once.
+        """Rows in the order in which the reference is scored, each drawn one at least once.
 
-        How bf16 rounds a row's products depends on the batch that it is in. There, rows are scored
-        in the micro-batches of the training's first pass over them, so that the policy's first
-        log-probabilities are the reference's to the bit.
+        How products of a row round depends on the batch that it is in, and a training that is run
+        again in part must have the same reference to the bit. So the batches are those of all rows,
+        and those without a drawn row are left out.
+
+        In bf16 it matters more. There, rows are scored in the micro-batches of the training's first
+        pass over them, so that the policy's first log-probabilities are the reference's to the bit.
         """
-        count = len(self._examples)
-        if self._config.engine.dtype != "bf16":
+        count, config = len(self._examples), self._config
+        first_pass = math.ceil(count / config.batch_size)
+        all_steps = self._job.whole_steps or config.steps
+        if config.engine.dtype == "bf16":
+            ranks = range(distributed.world_size())
+            steps = range(min(first_pass, all_steps))
+            return [r for s in steps for rank in ranks for r in self._rows(s)[rank :: len(ranks)]]
+        sides = self._objective.sides
+        whole_rows = all(len(responses_of(row, sides)) == len(sides) for row in self._examples)
+        if all_steps >= first_pass or not whole_rows:  # a row's answers may be in two batches
             return list(range(count))
-        steps = range(math.ceil(count / self._config.batch_size))
-        ranks = range(distributed.world_size())
-        return [row for s in steps for rank in ranks for row in self._rows(s)[rank :: len(ranks)]]
+        size = config.micro_examples
+        batches = {row // size for step in range(all_steps) for row in self._rows(step)}
+        return [
+            row
+            for batch in sorted(batches)
+            for row in range(batch * size, min((batch + 1) * size, count))
+        ]
 
     def save(self, step: int, folder: Path) -> None:
         """No-op: the step number determines its rows."""

@@ -25,7 +25,8 @@ class TrainJob(BaseModel):
     the same rows and model.
     `record_cache`: folder of the `RecordCache` that takes the tensors of recorded steps; default:
     they stay in `output`. `all_steps`: folder that takes the records of all steps, each under its
-    name when complete.
+    name when complete. `whole_steps`: of the training that this one is the beginning of, so that
+    both share the reference's scores; default: its own.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -40,6 +41,7 @@ class TrainJob(BaseModel):
     reference_cache: Path | None = None
     record_cache: Path | None = None
     all_steps: Path | None = None
+    whole_steps: int | None = None
 
     @property
     def stop(self) -> Path:

@@ -88,7 +88,10 @@ class Costs:
         forwards = config.probes * self.inputs.probe_rows * self.answer
         if build_objective(config.objective).needs_reference:
             batches = (joined([row]) for row in lengths)
-            forwards += sum(batch.length * batch.rows for batch in batches)
+            scored = sum(batch.length * batch.rows for batch in batches)
+            # Only the rows that the training draws.
+            drawn = min(len(lengths), config.steps * config.batch_size)
+            forwards += scored * drawn // len(lengths)
         if isinstance(config, GroupTrainConfig):
             forwards += tokens  # sampling reads every position once
         passes = tokens * (4 if engine.checkpoint_activations else 3) // 3 + forwards // 3

@@ -231,6 +231,7 @@ class Replay:
             model=self.model,
             examples=self.examples,
             reference_cache=self.work.cache / "reference",
+            whole_steps=self.config.steps,
             output=output,
             logs=logs,
             resume_out=states,

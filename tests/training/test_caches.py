@@ -15,7 +15,17 @@ from dynolab.store import hash_file
 from dynolab.training import examples as source
 from dynolab.training.job import TrainJob
 from dynolab.training.step_record import TENSORS, RecordCache, StepRecord
-from tests.training.small import apart, make_files, make_job, make_rows, run, run_small, settings
+from tests.training.small import (
+    apart,
+    distance,
+    make_files,
+    make_job,
+    make_rows,
+    run,
+    run_small,
+    settings,
+    step_record,
+)
 
 FILES = ("after.safetensors", "before.safetensors", "optimizer.safetensors")
 
@@ -172,7 +182,7 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def run_cached(inputs: Path, folder: Path, cache: Path, **changes: Any) -> TrainJob:
-    config = settings(record_steps=[], probe_every=0, steps=2, **changes)
+    config = settings(record_steps=[], probe_every=0, steps=3, **changes)
     return run(make_job(inputs, folder, config).model_copy(update={"reference_cache": cache}))
 
 
@@ -186,6 +196,21 @@ def test_arms_of_a_sweep_score_the_reference_once(
     assert scored == [24]
     assert apart(first, again) == 0.0
     assert [file.suffix for file in cache.iterdir()] == [".safetensors"]
+
+
+def test_a_short_training_scores_the_batches_of_what_it_draws_to_the_same_bits(
+    inputs: Path, tmp_path: Path, scored: list[int]
+) -> None:
+    changes = {"batch_size": 2, "micro_batch_size": 2, "record_steps": [0, 1], "probe_every": 0}
+    short, longer = (
+        run_small(inputs, tmp_path / str(steps), settings(steps=steps, **changes))
+        for steps in (2, 12)
+    )
+    assert len(scored) == 2 and scored[0] <= 8 and scored[1] == 24
+    for step in (0, 1):
+        one, other = (step_record(job, step) for job in (short, longer))
+        assert one.examples == other.examples
+        assert distance(one.after, other.after) == 0.0
 
 
 def test_other_weights_rows_or_batches_are_scored_anew(
