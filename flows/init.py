@@ -26,6 +26,7 @@ from flows.study.parameters import StudyParameters, resolved
 from flows.study.steps import study_steps
 from models.language import context_length, load_language_model, load_tokenizer
 from tasks.data import file_for_model
+from tasks.shared.cost_inputs import some_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -146,14 +147,14 @@ class Sizes:
         )
         if self.overlong_pairs:
             text += (
-                f" {self.overlong_pairs} of {self.pairs} pairs exceed the context: trainings leave "
-                "them out (overlong: drop)."
+                f" {self.overlong_pairs} of {self.pairs} pairs that were read exceed the context: "
+                "trainings leave such pairs out (overlong: drop)."
             )
         return text
 
 
 def measured_sizes(model: str, tokenizer: PreTrainedTokenizerBase, loaded: LoadedData) -> Sizes:
-    """Sizes of the model, and tokens of pairs and watched answers."""
+    """Sizes of the model, and tokens of pairs, or of some of many, and watched answers."""
 
     language_model = load_language_model(model, tokenizer=tokenizer, device=torch.device("cpu"))
     context = context_length(language_model)
@@ -161,7 +162,7 @@ def measured_sizes(model: str, tokenizer: PreTrainedTokenizerBase, loaded: Loade
     heldout = [pair for row in loaded.heldout if (pair := encoder.example(row)) is not None]
     pairs = [
         [len(side.ids) for side in (pair.chosen, pair.rejected) if side is not None]
-        for pair in [*trained_on.examples(loaded.pairs), *heldout]
+        for pair in [*trained_on.examples(some_rows(loaded.pairs)), *heldout]
     ]
     overlong = sum(max(pair) > context for pair in pairs)
     if overlong == len(pairs):
@@ -214,7 +215,8 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> WrittenS
     tokenizer = load_tokenizer(weights)
     writer = tokenizer if config.chat_model else None
     loaded = load_data(config, writer)
-    answers = [text for pair in loaded.pairs for text in (pair.chosen, pair.rejected) if text]
+    some = some_rows(loaded.pairs)
+    answers = [text for pair in some for text in (pair.chosen, pair.rejected) if text]
     unknown = unknown_tokens(tokenizer, answers)
     replace = {
         character: plain

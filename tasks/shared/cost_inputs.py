@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,8 +26,26 @@ from tasks.data import chat_tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+MOST_ROWS, LONGEST_ROWS = 5_000, 200
+"""Rows whose lengths are taken: of more, so many are drawn, and the longest are."""
+
 KINDS = 6
 """Kinds of probe answers that are made from pairs alone."""
+
+
+def some_rows(rows: Sequence[Example]) -> list[Example]:
+    """All rows, or `MOST_ROWS` that are drawn of more and those of the `LONGEST_ROWS` with the most
+    characters that are not among them: of these some may exceed a context where no drawn one does.
+    """
+    if len(rows) <= MOST_ROWS:
+        return list(rows)
+    drawn = set(random.Random(0).sample(range(len(rows)), MOST_ROWS))
+    by_length = sorted(range(len(rows)), key=lambda place: _characters(rows[place]))
+    return [rows[place] for place in sorted(drawn | set(by_length[-LONGEST_ROWS:]))]
+
+
+def _characters(row: Example) -> int:
+    return len(row.prompt) + max(len(row.chosen), len(row.rejected or ""))
 
 
 @dataclass(frozen=True)
@@ -46,7 +65,7 @@ class Inputs:
     _shapes: dict[LoraConfig | None, ModelShape] = field(default_factory=dict, init=False)
     _encoded: dict[int, Sequence[EncodedExample]] = field(default_factory=dict, init=False)
     overlong: dict[int, int] = field(default_factory=dict, init=False)
-    """Rows beyond each limit that `rows` was asked for."""
+    """Rows beyond each limit that `rows` was asked for, of those that it has."""
 
     @property
     def at_hand(self) -> bool:
@@ -136,8 +155,13 @@ class Inputs:
         kinds = {(row.split, row.kind) for row in self.loaded.probes if self._is_watched(row.kind)}
         return len(kinds) + len({split for split, _ in kinds})
 
+    @property
+    def pairs(self) -> int:
+        """Training pairs that are at hand, of which `rows` has some; 0 where rows stand in."""
+        return 0 if self.gives_prompts or not self.at_hand else len(self.loaded.pairs)
+
     def rows(self, limit: int) -> Sequence[EncodedExample]:
-        """The training rows, none longer than the limit."""
+        """The training rows, or some of many (`some_rows`), none longer than the limit."""
         if limit not in self._encoded:
             self._encoded[limit] = self._read(limit)
         return self._encoded[limit]
@@ -147,7 +171,7 @@ class Inputs:
             return stand_in_rows(self.data.hub_name, self.data.rows or 1_000, limit)
         encoder = Encoder(self.tokenizer, limit, "truncate_left")
         if not self.gives_prompts:
-            encoded = encoder.examples(self.loaded.pairs)
+            encoded = encoder.examples(some_rows(self.loaded.pairs))
             self.overlong[limit] = encoder.counts.truncated + encoder.counts.dropped
             return encoded
         prompts = load_prompts(self.data, chat_tokenizer(self.data)).train

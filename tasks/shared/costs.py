@@ -90,7 +90,8 @@ class Costs:
             batches = (joined([row]) for row in lengths)
             scored = sum(batch.length * batch.rows for batch in batches)
             # Only the rows that the training draws.
-            drawn = min(len(lengths), config.steps * config.batch_size)
+            count = len(rows) or max(len(lengths), self.inputs.pairs)
+            drawn = min(count, config.steps * config.batch_size)
             forwards += scored * drawn // len(lengths)
         if isinstance(config, GroupTrainConfig):
             forwards += tokens  # sampling reads every position once

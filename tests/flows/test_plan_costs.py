@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dynolab.costs.machines import machine_named
+from dynolab.data.rows import Example
 from dynolab.errors import ConfigError
 from dynolab.hub import names_may_stay, resolve_commit
 from flows.costs import PlannedCosts
@@ -17,6 +18,7 @@ from flows.plan_table import remedy
 from flows.study.parameters import StudyParameters
 from flows.study.steps import study_steps
 from models.unloaded import KNOWN, read_config
+from tasks.shared import cost_inputs
 
 LLAMA = "ultrafeedback_llama3_8b.yaml"
 
@@ -117,3 +119,17 @@ def test_a_name_stays_where_the_hub_does_not_answer(monkeypatch: pytest.MonkeyPa
     assert names == ["a/b"]
     with pytest.raises(ConfigError, match="did not resolve"):
         resolve_commit("model", "a/b", field="model")
+
+
+def test_of_many_rows_a_sample_and_the_longest_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_inputs, "MOST_ROWS", 20)
+    monkeypatch.setattr(cost_inputs, "LONGEST_ROWS", 2)
+    rows = [
+        Example(id=str(place), prompt="p" * (90 if place in (7, 61) else 5), chosen="a")
+        for place in range(80)
+    ]
+    some = cost_inputs.some_rows(rows)
+    assert 20 <= len(some) <= 22 and {"7", "61"} <= {row.id for row in some}
+    assert some == cost_inputs.some_rows(rows)
+    assert [int(row.id) for row in some] == sorted(int(row.id) for row in some)
+    assert cost_inputs.some_rows(rows[:20]) == rows[:20]
