@@ -279,7 +279,7 @@ def estimate(costs: Costs, config: LedgerJob, _: Reads) -> StageCost:
     training, optimizer = config.training, config.training.optimizer
     batch = costs.batch_tokens(config.batch_tokens)
     frozen, copy = costs.weights(training, batch)
-    again = costs.training(training.model_copy(update={"probe_every": 0}))
+    again = costs.training(training, again=True)
     responses = training.batch_size * getattr(training, "completions", 2)
     single_answers = config.answers + config.heldout_answers
     measures = 2 * (len(config.measures) + 2 * bool(config.rewards))  # of both splits

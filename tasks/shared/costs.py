@@ -72,8 +72,13 @@ class Costs:
         self.inputs, self.machine = inputs, machine
         self._traced: dict[tuple[Any, ...], Activations] = {}
 
-    def training(self, config: LoopConfig, rows: Sequence[Lengths] = ()) -> StageCost:
-        """A training on rows or on groups; by default on the data's."""
+    def training(
+        self, config: LoopConfig, rows: Sequence[Lengths] = (), *, again: bool = False
+    ) -> StageCost:
+        """A training on rows or on groups; by default on the data's.
+
+        **Arguments:** `again`: without probes, and with the reference's scores from the cache.
+        """
         shape, engine = self.inputs.shape(config), config.engine
         lengths = rows or self._lengths(config)
         tokens, largest = training_batches(config, lengths)
@@ -85,8 +90,8 @@ class Costs:
             checkpoint=engine.checkpoint_activations,
         )
         memory = training_bytes(config, shape, activations, gpus=self.machine.gpus)
-        forwards = config.probes * self.inputs.probe_rows * self.answer
-        if build_objective(config.objective).needs_reference:
+        forwards = 0 if again else config.probes * self.inputs.probe_rows * self.answer
+        if build_objective(config.objective).needs_reference and not again:
             batches = (joined([row]) for row in lengths)
             scored = sum(batch.length * batch.rows for batch in batches)
             # Only the rows that the training draws.
