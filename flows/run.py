@@ -37,8 +37,8 @@ from tasks.runtime.open_platform import open_platform, planning_platform
 from tasks.runtime.stage import ADDRESS_TAG, DIGEST_TAG, Platform, run_stage
 from tasks.runtime.system.invocation import invocation
 from tasks.runtime.system.settings import Settings
-from tasks.runtime.track.mlflow_pages import PAGE_FOLDER, SUMMARY, run_page
-from tasks.runtime.track.progress import CLOSE_SECONDS, literal, publish_links
+from tasks.runtime.track.mlflow_pages import PAGE_FOLDER, SUMMARY, literal, run_page
+from tasks.runtime.track.progress import CLOSE_SECONDS, publish_links
 from tasks.runtime.track.runs import Run, RunTracker, shown_params
 from tasks.runtime.training_monitor import follow
 from tasks.runtime.work import StageResult

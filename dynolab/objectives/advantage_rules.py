@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -29,9 +29,18 @@ READ_BY = {
 
 
 class AdvantageRuleConfig(BaseModel):
-    """How a group's advantages are rewritten token by token before training."""
+    """How a group's advantages are rewritten token by token before training.
+
+    A name alone stands for the rule with its defaults.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_its_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
     name: Literal[
         "none", "nthr", "thr", "positives_only", "random_tokens", "clip_b", "clip_v", "clip_cov"
     ] = Field(

@@ -119,8 +119,9 @@ def derive_form(title: str, form: Form, parameters: type[BaseModel], file: str) 
         "the study are Other Values and Shared Settings.",
     } | {
         name: f"Values of {setting} to try, separated by commas. To draw from a range, ten "
-        "trials unless Trials says otherwise, write it like this: low: 1, high: 10; whole "
-        "numbers: low: 1, high: 10, integer: true."
+        "trials unless Trials says otherwise, write it like this: low: 1, high: 10; evenly "
+        "in logarithms: low: 0.01, high: 1, log: true; whole numbers: low: 1, high: 10, "
+        "integer: true."
         for name, setting in form.tried.items()
     }
     fields: dict[str, Any] = {

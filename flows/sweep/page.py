@@ -13,9 +13,10 @@ from tasks.runtime.track.mlflow_pages import (
     PAGE_FOLDER,
     SUMMARY,
     compare_page,
+    literal,
     run_page,
 )
-from tasks.runtime.track.progress import CLOSE_SECONDS, literal, publish_links
+from tasks.runtime.track.progress import CLOSE_SECONDS, publish_links
 
 log = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import os
 import random
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -57,7 +58,7 @@ class SweepStudy:
         self._study.sampler = (
             optuna.samplers.TPESampler(seed=seed, constant_liar=True)
             if parameters.sampler == "tpe"
-            else optuna.samplers.RandomSampler(seed=seed)
+            else _spread_sampler(parameters.seed, seed)
         )
         if parameters.sampler == "grid":
             for point in grid_points(parameters):
@@ -184,6 +185,25 @@ def grid_points(parameters: SweepParameters) -> list[dict[str, Scalar]]:
     if parameters.total < len(grid):
         random.Random(parameters.seed).shuffle(grid)
     return grid[: parameters.total]
+
+
+def _spread_sampler(seed: int, first_seed: int) -> Any:
+    """Draws that fill a range evenly (a scrambled Sobol sequence): a handful of independent ones
+    may leave half of it empty.
+
+    **Arguments:** `first_seed`: of trials that begin before any has ended, which are independent.
+    """
+    import optuna
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.samplers.QMCSampler(
+            scramble=True,
+            seed=seed,
+            independent_sampler=optuna.samplers.RandomSampler(seed=first_seed),
+            warn_asynchronous_seeding=False,
+            warn_independent_sampling=False,
+        )
 
 
 def _distribution(dimension: Dimension) -> optuna.distributions.BaseDistribution:

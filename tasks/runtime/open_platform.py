@@ -14,8 +14,9 @@ from tasks.runtime.launch.devices import hide_other_devices
 from tasks.runtime.stage import Platform
 from tasks.runtime.system.secret_files import own_folder, signing_key
 from tasks.runtime.system.settings import Settings
-from tasks.runtime.track.mlflow_pages import SUMMARY
+from tasks.runtime.track.mlflow_pages import SUMMARY, literal
 from tasks.runtime.track.progress import (
+    CLOSE_SECONDS,
     FLOW_RUN_TAG,
     PlainLines,
     Progress,
@@ -25,6 +26,7 @@ from tasks.runtime.track.progress import (
     is_pause,
     publish_links,
     run_tags,
+    run_title,
 )
 from tasks.runtime.track.runs import STUDY_RUN_TAG, RunTracker, Status, left_behind
 from tasks.runtime.track.tracking import Tracking
@@ -103,7 +105,7 @@ def open_platform(
         finally:
             # Without work of its own, the flow still sends what dead processes left.
             if platform.has_worked or left_behind(settings.outbox):
-                _close(platform, sys.exc_info()[1])
+                _close(platform, study, sys.exc_info()[1])
 
 
 def _open_tracking(settings: Settings, project: str, services: ExitStack) -> Tracking:
@@ -130,7 +132,7 @@ def _open_study(
     # Retries and resumptions of a run in Prefect go on in its MLflow run.
     study_run = {STUDY_RUN_TAG: prefect_tags[FLOW_RUN_TAG]} if prefect_tags else {}
     tracker = tracking.start_run(
-        study,
+        run_title(study),
         tags={**tags, **prefect_tags, **study_run},
         params=params,
         settings_yaml=settings_yaml,
@@ -142,13 +144,18 @@ def _open_study(
     return tracker
 
 
-def _close(platform: Platform, error: BaseException | None) -> None:
-    if platform.has_worked and platform.parent_run is not None:
+def _close(platform: Platform, study: str, error: BaseException | None) -> None:
+    run = platform.parent_run
+    if platform.has_worked and run is not None:
         # KILLED: by Ctrl-C or SIGTERM, which are no `Exception`.
         unfinished: Status = "FAILED" if isinstance(error, Exception) else "KILLED"
         if is_pause(error):
             unfinished = "SCHEDULED"
-        platform.parent_run.finish("FINISHED" if error is None else unfinished)
+        run.finish("FINISHED" if error is None else unfinished, error)
+        if run.record.error:
+            charts = run.record.trainings is not None
+            lines = [f"**Failed:** {literal(run.record.error)}"]
+            publish_links(SUMMARY, study, {}, lines, run, charts=charts, seconds=CLOSE_SECONDS)
     unsent = platform.tracking.close(LAST_SENDING_SECONDS)
     if unsent:
         log.warning("%d runs could not be sent to MLflow; the next command sends them", unsent)

@@ -229,6 +229,7 @@ def _compute(
     )
     publish_links("mlflow", name, {}, tracker=tracker)
     status: Status = "FAILED"
+    raised: BaseException | None = None
     try:
         with (
             explain_full_disk(platform.settings.home),
@@ -252,6 +253,7 @@ def _compute(
                 with checks_kept() as checks, own_gpu():
                     metrics = stage.body(work)
             except BaseException as error:
+                raised = error
                 # Ctrl-C, SIGTERM and a sweep's pruning end a stage in which nothing went wrong.
                 failed = isinstance(error, Exception) and not isinstance(error, Pruned)
                 status = "FAILED" if failed else "KILLED"
@@ -272,7 +274,7 @@ def _compute(
             status = "FINISHED"
             return result
     finally:
-        tracker.finish(status)
+        tracker.finish(status, raised)
 
 
 @contextmanager

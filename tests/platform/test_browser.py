@@ -130,7 +130,7 @@ def test_a_study_from_its_form_to_the_comparison_in_mlflow(
     ):
         page.goto(run_page)
         page.get_by_role("tab", name="Artifacts").click()
-        page.get_by_text("summary-firm", exact=True).last.click()
+        page.get_by_text("summary-firm-").last.click()
         link = page.get_by_role("link", name=title).first
         link.wait_for()
         person.look("summary")

@@ -9,7 +9,7 @@ import rich.console
 
 from dynolab.results.study import MetricsLine
 from tasks.runtime.open_platform import make_progress
-from tasks.runtime.track.mlflow_pages import SUMMARY
+from tasks.runtime.track.mlflow_pages import SUMMARY, literal
 from tasks.runtime.track.progress import (
     PlainLines,
     Progress,
@@ -18,7 +18,6 @@ from tasks.runtime.track.progress import (
     StepReporter,
     emit_event,
     inside_prefect_run,
-    literal,
     outcome_of,
     publish_links,
     run_tags,
@@ -158,7 +157,7 @@ def test_stage_in_a_flow_shows_progress_links_and_events(prefect_server: None) -
     mine = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[seen["id"]]))
     with get_client(sync_client=True) as client:
         published = {item.key: item for item in client.read_artifacts(artifact_filter=mine)}
-    link, summary = published.pop("mlflow-sft"), published.pop("summary-my-study")
+    link, summary = published.pop("mlflow-sft"), published.pop(f"summary-my-study-{seen['id'][:8]}")
     assert {key: (item.data, item.description) for key, item in published.items()} == {
         "progress-sft": (25.0, "sft: 50/200 loss 1.5 (failed)"),
         "progress-dpo": (100.0, "dpo: 7 (done)"),

@@ -7,6 +7,7 @@ takes charts that were chosen beforehand from a tag of the experiment, whose end
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -128,7 +129,16 @@ def charts_of(run: Run, trainings: Sequence[str]) -> tuple[str, str]:
     return VIEW_TAG + run.run_id, json.dumps(state, ensure_ascii=False)
 
 
-def description(run: Run, *, charts: bool, page: str | None) -> str:
-    """Markdown that leads from a run to its charts and to `page`, an address."""
+def literal(text: str) -> str:
+    """Markdown that shows a text as it is.
+
+    Names of rows in it, which anybody may have written, make no link and no picture.
+    """
+    return re.sub(r"([\\`*_{}\[\]<>()|#!~&])", r"\\\1", text)
+
+
+def description(run: Run, error: str = "", *, charts: bool, page: str | None) -> str:
+    """Markdown that says why a run failed, and leads to its charts and to `page`, an address."""
     links = {"Report": page, "Charts": charts_page(run) if charts else None}
-    return " · ".join(f"[{name}]({address})" for name, address in links.items() if address)
+    linked = " · ".join(f"[{name}]({address})" for name, address in links.items() if address)
+    return "\n\n".join(filter(None, [f"**Failed:** {literal(error)}" if error else "", linked]))

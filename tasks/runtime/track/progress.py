@@ -20,7 +20,7 @@ from itertools import count
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from dynolab.costs.machines import duration
-from tasks.runtime.track.mlflow_pages import SUMMARY, charts_page, run_page
+from tasks.runtime.track.mlflow_pages import SUMMARY, charts_page, literal, run_page
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -281,6 +281,16 @@ def run_tags() -> dict[str, str]:
     return {key: value for key, value in tags.items() if value}
 
 
+def run_title(name: str) -> str:
+    """A study's name, in a Prefect run with the run's, so that runs of one study are told apart."""
+    if not inside_prefect_run():
+        return name
+    from prefect.runtime import flow_run
+
+    run = str(flow_run.name or name)
+    return run if slug(name) in slug(run) else f"{name} ({run})"
+
+
 def publish_links(
     kind: str,
     name: str,
@@ -300,6 +310,12 @@ def publish_links(
     if not inside_prefect_run():
         return
     key, number = f"{kind}-{slug(name)}", next(_numbers)
+    if kind == SUMMARY:
+        # Prefect's pages lead from an artifact to the newest one of its key, whichever run made it.
+        from prefect.runtime import flow_run
+
+        key = f"{key}-{flow_run.id[:8]}"
+        lines = [f"**{literal(run_title(name))}**", *lines]
     _newest[key] = number
 
     def publish() -> None:
@@ -412,14 +428,6 @@ def _percent_and_description(stage: StageProgress) -> tuple[float, str]:
     percent = 100.0 if stage.outcome == "done" else 100.0 * share
     state = f"{stage.count} {stage.text}".strip() or "started"
     return percent, f"{stage.name}: {state}" + (f" ({stage.outcome})" if stage.outcome else "")
-
-
-def literal(text: str) -> str:
-    """Markdown that shows a text as it is.
-
-    Names of rows in it, which anybody may have written, make no link and no picture.
-    """
-    return re.sub(r"([\\`*_{}\[\]<>()|#!~&])", r"\\\1", text)
 
 
 def slug(name: str) -> str:

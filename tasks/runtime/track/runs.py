@@ -43,6 +43,7 @@ Status = Literal["FINISHED", "FAILED", "KILLED", "SCHEDULED"]
 SHOWN_PARAMS = 40  # of a run
 PARAM_LENGTH = 6000  # characters: MLflow's limit for a value
 TAG_LENGTH = 8000
+ERROR_LENGTH = 1000
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,9 @@ class Record:
 
     page: tuple[str, str] | None = None
     """Run and artifact that the description leads to."""
+
+    error: str = ""
+    """Why the run failed, for its description."""
 
     models: list[dict[str, Any]] = field(default_factory=list)
     """Model versions to register: name, source, run_id, tags."""
@@ -211,11 +215,16 @@ class RunTracker:
         self._tracking.connected.wait()
         return self.created.wait(timeout)
 
-    def finish(self, status: Status) -> None:
-        """End the run; later calls may be lost. A second call does nothing."""
+    def finish(self, status: Status, error: BaseException | None = None) -> None:
+        """End the run; later calls may be lost. A second call does nothing.
+
+        **Arguments:** `error`: what a failed run's description says.
+        """
         if self.record.status is None:
             with self._changing("the status"):
                 self.record.ended, self.record.status = now_ms(), status
+                if status == "FAILED" and error is not None:
+                    self.record.error = str(error)[:ERROR_LENGTH] or type(error).__name__
 
     def save(self) -> None:
         """Write `run.json`; the caller holds `writing`."""

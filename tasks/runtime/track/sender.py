@@ -127,13 +127,14 @@ class Sender:
             params = [Param(*pair) for pair in record.params.items()]
             tags = [RunTag(*pair) for pair in record.tags.items()]
             trainings, page, models = record.trainings, record.page, list(record.models)
+            error = record.error
         self._log_batch(run.run_id, [*params, *tags])
-        if trainings is not None or page is not None:
+        if trainings is not None or page is not None or error:
             with _refusal_logged(f"the description of run {run.run_id}"):
                 if trainings is not None:
                     self.client.set_experiment_tag(run.experiment_id, *charts_of(run, trainings))
                 page_address = page and run_page(Run(page[0], run.experiment_id, ""), page[1])
-                text = description(run, charts=trainings is not None, page=page_address)
+                text = description(run, error, charts=trainings is not None, page=page_address)
                 user_text = record.tags.get(DESCRIPTION_TAG, "")
                 self.client.set_tag(run.run_id, DESCRIPTION_TAG, f"{user_text} {text}".strip())
         for model in models:
