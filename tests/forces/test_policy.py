@@ -19,6 +19,7 @@ from dynolab.forces.function.derivatives import (
     derivatives_of,
     measure_derivatives,
 )
+from dynolab.forces.function.policy import gpu_tokens
 from dynolab.forces.function.views import dtype_preserving, is_rms_norm, log_softmax
 from dynolab.forces.function.weights import cast_like, gradients
 from dynolab.likelihood.checked import checks_kept
@@ -263,3 +264,7 @@ def test_a_plain_model_s_derivatives_agree_with_its_differences(
     assert (found.model, found.tolerance) == ("GPTNeoXForCausalLM", tolerance)
     assert found.agrees("forward") and found.agrees("backward")
     assert found.reasons == {}
+
+
+def test_a_gpu_s_batches_shrink_with_the_model_within_bounds() -> None:
+    assert [gpu_tokens(2, 64), gpu_tokens(36, 4096), gpu_tokens(200, 16_384)] == [16_384, 910, 512]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +80,9 @@ def test_the_hashes_of_its_tensors_stay_with_a_record(
     hashes = {name: hash_file(folder / name).model_dump() for name in FILES}
     cache = RecordCache(tmp_path / "cache")
     assert same(cache.load(folder), records[0]), "with its own tensors it needs no cache"
+    assert cache.holds(folder)
     cache.take(folder)
+    assert cache.holds(folder)
     assert {file.name for file in folder.iterdir()} == {"step.json", "batch.jsonl", TENSORS}
     assert json.loads((folder / TENSORS).read_text()) == hashes
     assert same(cache.load(folder), records[0])
@@ -86,6 +90,21 @@ def test_the_hashes_of_its_tensors_stay_with_a_record(
         StepRecord.load(folder)
     (place,) = cache.folder.iterdir()
     assert {file.name for file in place.iterdir()} == set(FILES)
+    (place / FILES[0]).unlink()
+    assert not cache.holds(folder)
+
+
+def test_a_changed_step_clips_to_the_norm_that_it_was_clipped_to(
+    records: list[StepRecord],
+) -> None:
+    record = records[0]
+    for clip_norm, factor, bound in ((None, 0.25, 0.5), (None, 1.0, math.inf), (3.0, 0.25, 3.0)):
+        facts = record.facts.model_copy(
+            update={"clip_norm": clip_norm, "clip_factor": factor, "grad_norm": 2.0}
+        )
+        changed = replace(record, facts=facts).changed(examples=record.examples[:1])
+        assert changed.facts.clip_norm == bound and math.isnan(changed.facts.clip_factor)
+        assert changed.examples == record.examples[:1]
 
 
 def test_a_step_that_is_recorded_again_is_kept_once(
