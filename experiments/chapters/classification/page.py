@@ -12,13 +12,13 @@ from numpy import ndarray
 from plotly.subplots import make_subplots
 
 from dynolab.forces.kernel.stability import THRESHOLD
+from dynolab.grouping import evenly_spaced
 from dynolab.report.figure import (
     LEGEND_BELOW,
     Figure,
     base_layout,
     in_panel,
     panel_title,
-    spread,
     subplots,
 )
 from dynolab.report.page import Section, section, table
@@ -111,7 +111,7 @@ def _force_figures(forces: Tables, rate: float) -> Iterator[Figure | Section]:
     )
     sizes = {
         f"epoch {epoch}": np.log10(_mean(select(of_run, epoch=epoch).kernel))
-        for epoch in spread(list(pulls))
+        for epoch in evenly_spaced(list(pulls), 4)
     }
     yield Figure(
         "kernel",
