@@ -86,6 +86,8 @@ def _describe(problem: ErrorDetails, content: Any) -> tuple[str, Any, str]:
     remedy, given = problem["msg"], problem["input"]
     if problem["type"] == "extra_forbidden":
         remedy = "there is no such setting; look for a misspelling, or leave it out"
+        if field.startswith("space."):
+            remedy = "is no part of a range, which is written {low: 0.05, high: 0.5, log: true}"
     elif problem["type"] == "string_pattern_mismatch":
         remedy = _PATTERNS.get(problem["ctx"]["pattern"], remedy)
     elif problem["type"] == "missing" and not isinstance(given, Mapping):
