@@ -50,7 +50,7 @@ class MemoryRun:
         self.run_id = f"run-{self.name}"
         return True
 
-    def finish(self, status: str) -> None:
+    def finish(self, status: str, error: BaseException | None = None) -> None:
         assert self.status is None
         self.status = status
 
