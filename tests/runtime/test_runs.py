@@ -119,6 +119,18 @@ def test_a_deleted_run_is_set_aside(tracking: Tracking, client: Any) -> None:
     run.finish("FAILED")
 
 
+def test_a_failed_run_says_why_as_plain_text(tracking: Tracking, client: Any) -> None:
+    run = tracking.start_run("failing", tags={}, params={})
+    run.finish("FAILED", ValueError("loss = nan: [see](javascript:x)"))
+    killed = tracking.start_run("killed", tags={}, params={})
+    killed.finish("KILLED", ValueError("not said"))
+    assert tracking.send_pending(SECONDS) == 0
+    described, bare = (client.get_run(one.run_id).data.tags for one in (run, killed))
+    said = described["mlflow.note.content"]
+    assert said.startswith("**") and r"nan: \[see\]\(javascript:x\)" in said
+    assert "mlflow.note.content" not in bare
+
+
 def test_a_file_is_followed_through_an_outage_and_sent_whole_again(
     unstarted_mlflow: MlflowServer, tmp_path: Path
 ) -> None:
