@@ -174,8 +174,8 @@ _FIELD = "base.source"
 def _may_be_shipped(config: BaseConfig) -> bool:
     """Whether a training of these settings is shipped, for some corpus."""
     recipes = [json.loads(file.read_text()) for file in SHIPPED.glob(f"*/{RECIPE}")]
-    own = (config.seed, config.training.model_dump(mode="json", exclude_defaults=True))
-    return any((recipe["seed"], recipe["training"]) == own for recipe in recipes)
+    settings = (config.seed, config.training.model_dump(mode="json", exclude_defaults=True))
+    return any((recipe["seed"], recipe["training"]) == settings for recipe in recipes)
 
 
 def estimate(costs: Costs, config: BaseConfig, _: Reads) -> StageCost:

@@ -225,8 +225,8 @@ class Offline:
         engine = self._config.engine
         arithmetic = {"batch": batch, "attention": engine.attention, "dtype": engine.dtype}
         made_by = {**digests, **arithmetic, "order": order}
-        scored = cached_reference(folder, score, examples, sides, made_by)
-        self._reference = dict(zip(rows, scored, strict=True))
+        logps = cached_reference(folder, score, examples, sides, made_by)
+        self._reference = dict(zip(rows, logps, strict=True))
 
     def draw(self, engine: Engine, step: int) -> Drawn:
         """Returns the step's rows, and for KTO how far the policy has drifted."""
@@ -236,11 +236,11 @@ class Offline:
                 now = self._totals(rows)
             gains = [after - self._before[row] for row, after in zip(rows, now, strict=True)]
             drift = max(0.0, sum(gains) / len(gains))
-        scored = [
-            ScoredRow(self._examples[row], self._reference.get(row, {}), drift=drift)
-            for row in rows
-        ]
-        return Drawn(scored, {} if drift is None else {"train/drift": drift})
+        examples = []
+        for row in rows:
+            logps = self._reference[row] if self._objective.needs_reference else {}
+            examples.append(ScoredRow(self._examples[row], logps, drift=drift))
+        return Drawn(examples, {} if drift is None else {"train/drift": drift})
 
     def _totals(self, rows: Sequence[int]) -> list[float]:
         """The policy's log-probability of the unrelated answers of some rows, in nats."""

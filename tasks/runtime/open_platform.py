@@ -14,7 +14,7 @@ from tasks.runtime.launch.devices import hide_other_devices
 from tasks.runtime.stage import Platform
 from tasks.runtime.system.secret_files import own_folder, signing_key
 from tasks.runtime.system.settings import Settings
-from tasks.runtime.track.mlflow_pages import SUMMARY, literal
+from tasks.runtime.track.mlflow_pages import FAILED, SUMMARY, literal
 from tasks.runtime.track.progress import (
     CLOSE_SECONDS,
     FLOW_RUN_TAG,
@@ -154,7 +154,7 @@ def _close(platform: Platform, study: str, error: BaseException | None) -> None:
         run.finish("FINISHED" if error is None else unfinished, error)
         if run.record.error:
             charts = run.record.trainings is not None
-            lines = [f"**Failed:** {literal(run.record.error)}"]
+            lines = [f"{FAILED} {literal(run.record.error)}"]
             publish_links(SUMMARY, study, {}, lines, run, charts=charts, seconds=CLOSE_SECONDS)
     unsent = platform.tracking.close(LAST_SENDING_SECONDS)
     if unsent:

@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 MOST_ROWS, LONGEST_ROWS = 5_000, 200
-"""Rows whose lengths are taken: of more, so many are drawn, and the longest are."""
+"""Sizes of a sample of many rows, and of the longest rows that are read beside it."""
 
 KINDS = 6
 """Kinds of probe answers that are made from pairs alone."""
 
 
 def some_rows(rows: Sequence[Example]) -> list[Example]:
-    """All rows, or `MOST_ROWS` that are drawn of more and those of the `LONGEST_ROWS` with the most
-    characters that are not among them: of these some may exceed a context where no drawn one does.
+    """All rows, or of more than `MOST_ROWS` a sample of that size and the `LONGEST_ROWS` with the
+    most characters: a context may be too short for these alone.
     """
     if len(rows) <= MOST_ROWS:
         return list(rows)

@@ -135,7 +135,7 @@ def group_arms(_: Path) -> dict[str, int]:
     """What the kept table says of the remedies of entropy."""
     table = json.loads((STUDIES / "results" / "grpo-entropy.json").read_text())
     differences = table["estimates"]
-    judged, better = set[str](), set[str]()
+    judged_arms, better_arms = set[str](), set[str]()
     arms = {key.split("/")[1] for key in differences if key.startswith("differences/")}
     for arm in arms - {"before"}:
         held_out = [
@@ -144,11 +144,11 @@ def group_arms(_: Path) -> dict[str, int]:
         ]
         if any(figure is None or figure["n"] < GROUP_SEEDS for figure in held_out):
             continue
-        judged.add(arm)
+        judged_arms.add(arm)
         first, many = held_out
         if many["low"] > 0 and first["high"] >= 0:
-            better.add(arm)
-    return {"arms_judged_held_out": len(judged), "arms_better": len(better)}
+            better_arms.add(arm)
+    return {"arms_judged_held_out": len(judged_arms), "arms_better": len(better_arms)}
 
 
 def group_doses(home: Path) -> dict[str, float]:

@@ -131,6 +131,17 @@ def test_a_failed_run_says_why_as_plain_text(tracking: Tracking, client: Any) ->
     assert "mlflow.note.content" not in bare
 
 
+def test_a_run_that_goes_on_and_ends_well_no_longer_says_why_it_failed(
+    tracking: Tracking, client: Any
+) -> None:
+    for error in (ValueError("no room"), None):
+        run = tracking.start_run("again", tags={"key": "4f"}, params={}, resume_by="key")
+        run.finish("FINISHED" if error is None else "FAILED", error)
+        assert tracking.send_pending(SECONDS) == 0
+        tags = client.get_run(run.run_id).data.tags
+        assert ("no room" in tags.get("mlflow.note.content", "")) == (error is not None)
+
+
 def test_a_file_is_followed_through_an_outage_and_sent_whole_again(
     unstarted_mlflow: MlflowServer, tmp_path: Path
 ) -> None:

@@ -250,15 +250,15 @@ def pose(
     sample = Encoded(first.ids[: first.prompt_length + SAMPLE_TOKENS], first.prompt_length)
     gradients = TokenGradients.build(policy, at, moving, scale, sample)
     if measures is None:
-        scored = [WeightedResponse.own(sequence, policy) for sequence in observed]
+        responses = [WeightedResponse.own(sequence, policy) for sequence in observed]
     else:
-        scored = [
+        responses = [
             WeightedResponse.measured(sequence, policy, gradients.at, measure)
             for sequence, measure in zip(observed, measures, strict=True)
         ]
     return Problem(
         gradients=gradients,
-        observed=scored,
+        observed=responses,
         updating=weighted_responses(policy, gradients.at, updating, objective),
         labels=labelled(updating, objective),
         rate=rate,

@@ -129,10 +129,10 @@ def token_forces(
     order = batch.side.argsort(stable=True).tolist()
     scale = flatten(policy.cast(update.scale))
     together = max(1, memory_for(policy.home, None) // (2 * scale.nbytes))
-    scored = WeightedResponse.own(observed, policy)
+    response = WeightedResponse.own(observed, policy)
     if measure is not None:
-        scored = WeightedResponse.measured(observed, policy, policy.cast(place), measure)
-    observed_gradients = _token_gradients(policy, place, scored, update)
+        response = WeightedResponse.measured(observed, policy, policy.cast(place), measure)
+    observed_gradients = _token_gradients(policy, place, response, update)
     rows = []
     for observed_part in _stacked(observed_gradients, together):
         scaled = observed_part.mul_(scale)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 WORKFLOW = "workflowType=machine_learning"
 VIEW_TAG = "mlflow.sharedViewState."
 DESCRIPTION_TAG = "mlflow.note.content"
+FAILED = "**Failed:**"
+"""Begins what a description says of a failure."""
+
 PAGE_FOLDER = "report"
 """The folder of a page among the artifacts of the run that made it."""
 
@@ -141,4 +144,4 @@ def description(run: Run, error: str = "", *, charts: bool, page: str | None) ->
     """Markdown that says why a run failed, and leads to its charts and to `page`, an address."""
     links = {"Report": page, "Charts": charts_page(run) if charts else None}
     linked = " · ".join(f"[{name}]({address})" for name, address in links.items() if address)
-    return "\n\n".join(filter(None, [f"**Failed:** {literal(error)}" if error else "", linked]))
+    return "\n\n".join(filter(None, [f"{FAILED} {literal(error)}" if error else "", linked]))

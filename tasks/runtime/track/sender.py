@@ -28,6 +28,7 @@ from dynolab.results.study import MetricsLine
 from tasks.runtime.track.mlflow_pages import (
     DESCRIPTION_TAG,
     EXPERIMENT_TAGS,
+    FAILED,
     charts_of,
     description,
     run_page,
@@ -137,10 +138,18 @@ class Sender:
                 text = description(run, error, charts=trainings is not None, page=page_address)
                 user_text = record.tags.get(DESCRIPTION_TAG, "")
                 self.client.set_tag(run.run_id, DESCRIPTION_TAG, f"{user_text} {text}".strip())
+        elif record.reopened and record.status == "FINISHED":
+            self._forget_failure(run)
         for model in models:
             self._register_model(
                 model["run_id"] or run.run_id, model["name"], model["source"], model["tags"]
             )
+
+    def _forget_failure(self, run: Run) -> None:
+        """Takes the reason of an earlier attempt's failure out of a run's description."""
+        note = self.client.get_run(run.run_id).data.tags.get(DESCRIPTION_TAG, "")
+        if FAILED in note:
+            self.client.set_tag(run.run_id, DESCRIPTION_TAG, note.partition(FAILED)[0].strip())
 
     def _metrics(
         self, tracker: RunTracker, run_id: str, lines: Iterable[MetricsLine]
