@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, zip_longest
@@ -46,13 +47,17 @@ def join() -> None:
 
 
 def leave() -> None:
-    """Waits until every rank has finished, then leaves the process group.
+    """Waits until every rank has finished, then ends this process: the last call of a rank's program.
 
-    If a process does not leave its group, the group's threads can abort it while it exits.
+    Nothing for a single process. The rest of Python's exit is left out, in which threads that the
+    group's holders keep (DDP, DeepSpeed) can abort a process whose work is done.
     """
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def rank() -> int:

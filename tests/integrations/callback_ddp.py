@@ -22,4 +22,4 @@ if __name__ == "__main__":
     accounted = dpo(folder / "accounted", per_device_train_batch_size=batch, max_steps=2, **SGD)
     accounted.add_callback(ForceCallback(accounted, every=1))
     accounted.train()
-    distributed.leave()  # else the group's threads can abort a process that exits
+    distributed.leave()
