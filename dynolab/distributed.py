@@ -47,7 +47,7 @@ def join() -> None:
 
 
 def leave() -> None:
-    """Waits until every rank has finished, then ends this process: the last call of a rank's program.
+    """Waits until every rank has finished, then ends this process: the last call of a rank.
 
     Nothing for a single process. The rest of Python's exit is left out, in which threads that the
     group's holders keep (DDP, DeepSpeed) can abort a process whose work is done.

@@ -16,7 +16,7 @@ from dynolab.probes.making.probe_set import ProbeSetConfig
 from dynolab.results.arms import Start
 from dynolab.rollouts.generator import SampleConfig
 from dynolab.rollouts.rewards import Rewards
-from dynolab.training.config import TrainConfig
+from dynolab.training.config import LoopConfig, TrainConfig
 from flows.flow import FlowParameters, Name, Step
 from flows.probes import watched_rows_and_base
 from tasks.answers import (
@@ -31,6 +31,7 @@ from tasks.arm import ARM, ArmConfig, OnPolicyConfig
 from tasks.audit import AUDIT, FILTER, AuditConfig, AuditJob
 from tasks.base import BaseConfig, check_model_fits_data, resolve_base, seeded_base, seeded_data
 from tasks.data import PROMPTS
+from tasks.runtime.track.runs import flat
 from tasks.shared.seeds import Seeds, start_of, step_of
 from tasks.training import SFT
 
@@ -184,7 +185,15 @@ def arm_steps(parameters: PairComparison, label: str, arm: ArmConfig, seed: int)
             chosen = chosen.model_copy(update={"seed": chosen.seed + seed})
         steps.append(Step(reads["data"], FILTER, chosen, {"data": f"data-{seed}", **ranked}))
     training = arm.training(parameters.training, parameters.on_policy, seed)
-    return [*steps, Step(name, ARM, training, reads)]
+    compared_by = told_by(label, seed, training)
+    return [*steps, Step(name, ARM, training, reads, compared_by)]
+
+
+def told_by(label: str, seed: int, training: LoopConfig) -> dict[str, str]:
+    """Parameters of an arm's row in MLflow's comparison."""
+    settings = training.objective.model_dump(mode="json", exclude_defaults=True)
+    objective = dict(flat(settings | {"name": training.objective.name}, "objective."))
+    return {"arm": label, "seed": str(seed)} | objective
 
 
 def _finetunings(

@@ -52,6 +52,12 @@ class Step:
     config: BaseModel
     inputs: Mapping[str, str] = field(default_factory=dict)
 
+    compared_by: Mapping[str, str] = field(default_factory=dict)
+    """What tells this step's run in MLflow from those that it is compared with: parameters there.
+
+    Empty for steps that are not compared.
+    """
+
     def is_among(self, names: Sequence[str]) -> bool:
         """Whether the names hold this step's, or its stage's."""
         return self.name in names or self.stage.name in names

@@ -11,7 +11,7 @@ from dynolab.objectives.policy_gradient import ClippedConfig
 from dynolab.objectives.registry import GroupConfig, ObjectiveConfig, names_of
 from dynolab.rollouts.rewards import Rewards
 from dynolab.training.config import GroupTrainConfig, TrainConfig
-from flows.comparison import Comparison, Label, resolved_comparison
+from flows.comparison import Comparison, Label, resolved_comparison, told_by
 from flows.flow import SOURCE_FIELDS, Form, Name, Plan, StagedFlow, Step
 from flows.probes import base_step
 from tasks.data import DATA, PROMPTS
@@ -171,6 +171,7 @@ def _arm(parameters: GrpoParameters, label: str, seed: int) -> list[Step]:
             EVALUATE,
             _evaluation(parameters, seed),
             {"prompts": f"prompts-{seed}", "model": trained, "start": step_of("start", seed)},
+            compared_by=told_by(label, seed, training),
         ),
     ]
     if training.record_steps:

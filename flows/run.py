@@ -37,15 +37,16 @@ from tasks.runtime.open_platform import open_platform, planning_platform
 from tasks.runtime.stage import ADDRESS_TAG, DIGEST_TAG, Platform, run_stage
 from tasks.runtime.system.invocation import invocation
 from tasks.runtime.system.settings import Settings
-from tasks.runtime.track.mlflow_pages import PAGE_FOLDER, SUMMARY, literal, run_page
+from tasks.runtime.track.mlflow_pages import PAGE_FOLDER, SUMMARY, arms_page, literal, run_page
 from tasks.runtime.track.progress import CLOSE_SECONDS, publish_links
 from tasks.runtime.track.runs import Run, RunTracker, shown_params
 from tasks.runtime.training_monitor import follow
 from tasks.runtime.work import StageResult
-from tasks.training import check_probes
+from tasks.training import SFT, check_probes
 
 log = logging.getLogger(__name__)
 
+COLUMNS_OF_ARMS = 8  # measured held out, in MLflow's table of a comparison's arms
 SHOWN_SECONDS = 10.0  # an early page takes a second to make
 
 
@@ -99,7 +100,13 @@ def run_plan(flow: StagedFlow[Any], plan: Plan, *, fresh: Fresh) -> Results:
     that cancelling the flow run signals the training in it.
     """
     parameters = plan.parameters
-    trainings = [step.name for step in plan.steps if isinstance(step.config, LoopConfig)]
+    compared = [step.name for step in plan.steps if step.compared_by]
+    trainings = [
+        step.name
+        for step in plan.steps
+        # Of a comparison without the finetuning that its trainings start from.
+        if isinstance(step.config, LoopConfig) and not (compared and step.stage is SFT)
+    ]
     with open_platform(
         study=parameters.name,
         project=parameters.project,
@@ -111,7 +118,7 @@ def run_plan(flow: StagedFlow[Any], plan: Plan, *, fresh: Fresh) -> Results:
         shown = partial(write_early_page, flow, plan, platform=platform)
         results = run_on(platform, plan, fresh=fresh, shown=shown)
         copy_page(flow, parameters.name, results, platform)
-        lead_on(flow, parameters.name, results, trainings, platform)
+        lead_on(flow, parameters.name, results, trainings, compared, platform)
         if plan.trained is not None and platform.has_worked and platform.parent_run is not None:
             model = f"{parameters.project}-{parameters.name}"
             register_model(platform.parent_run, model, results[plan.trained])
@@ -202,7 +209,13 @@ def _as_task(
         sources = step.sources(results)
         try:
             done = run_stage(
-                step.stage, step.config, sources, platform, fresh=fresh, name=step.name
+                step.stage,
+                step.config,
+                sources,
+                platform,
+                name=step.name,
+                compared_by=step.compared_by,
+                fresh=fresh,
             )
         except Pruned as pruned:
             return Completed(name="Pruned", message=str(pruned), data=pruned)
@@ -237,23 +250,41 @@ def lead_on(
     name: str,
     results: Mapping[str, StageResult],
     trainings: Sequence[str],
+    compared: Sequence[str],
     platform: Platform,
 ) -> None:
     """Leads on from a finished run: to its page in MLflow, from its run there and in Prefect.
 
     Prefect's run has the answer, the files and the next command, too.
 
-    `trainings`: the steps that the run's charts show.
+    `trainings`: the steps that the run's charts show. `compared`: those with one row each in
+    MLflow's comparison.
     """
     made_by, links = results[flow.page].mlflow_run_id, {}
     study = platform.parent_run if platform.has_worked else None
     if made_by is not None and flow.file.endswith(".html"):
         artifact, experiment = f"{PAGE_FOLDER}/{flow.file}", "0"
         if study:
-            runs = [run for step in trainings if (run := results[step].mlflow_run_id)]
-            study.describe(runs if trainings else None, page=(made_by, artifact))
+            made = {step: run for step, done in results.items() if (run := done.mlflow_run_id)}
+            runs, arms = (
+                [made[step] for step in names if step in made] for names in (trainings, compared)
+            )
+            columns = [
+                f"result/{name}"
+                for step in compared[:1]
+                for name in results[step].metrics
+                if name.startswith("heldout/")
+            ]
+            study.describe(
+                runs if trainings else None,
+                page=(made_by, artifact),
+                arms=arms,
+                arms_metrics=columns[:COLUMNS_OF_ARMS],
+            )
             if study.run:
                 experiment = study.run.experiment_id
+                if arms:
+                    links[f"Arms of {name}"] = f"{study.server}/{arms_page(study.run)}"
         server = study.server if study else platform.settings.mlflow_tracking_uri
         if server is not None:
             # MLflow finds a run by its id alone; only the frame of the page is the experiment's.

@@ -246,11 +246,14 @@ class LedgerReader(Responses):
 
         Minus the sum of their lines and, unless `refilled` is off, what others would do in their
         places (`Responses.refilled`): as in training on a file without their rows, NaN where that
-        is not known (`why_unknown`). Infinite where first order
-        does not reach so far (`within_room`). Later steps would have been others, and
-        several examples that are left out of one step at once change it by more or less than the
-        sum: `Ledger(groups=…)` has their lines together. A training on fewer rows has them in
-        another order, and so differs from this by about `Responses.reordered`.
+        is not known (`why_unknown`). Infinite where first order does not reach so far
+        (`within_room`).
+
+        Later steps would have been others and make up for part of it: the sign is to be relied on,
+        the size is about the most. Several examples that are left out of one step at once change it
+        by more or less than the sum: `Ledger(groups=…)` has their lines together. A training on
+        fewer rows has them in another order, and so differs from this by about
+        `Responses.reordered`.
 
         **Arguments:** `examples`: ids; `refilled`: off where batches and weights stay as they were
         and the examples' losses alone are missing (`TrainConfig.without`).

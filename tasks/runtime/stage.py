@@ -139,12 +139,14 @@ def run_stage(
     platform: Platform,
     *,
     name: str | None = None,
+    compared_by: Mapping[str, str] | None = None,
     fresh: bool = False,
 ) -> StageResult:
     """Return the stage's result: the committed one, another run's, or computed here.
 
     `name`: shown in MLflow and in the progress, for studies that run one stage several times;
-    default: the stage's name. `fresh`: compute from the start even if a result is committed, and
+    default: the stage's name. `compared_by`: more parameters of its run in MLflow, which tell it
+    from others. `fresh`: compute from the start even if a result is committed, and
     replace it.
 
     Raises whatever the body raises, after its logs are uploaded to the store; before any work
@@ -179,7 +181,10 @@ def run_stage(
             return result
         if fresh:
             place.clear_resume()
-        return _compute(stage, name or stage.name, config, inputs, platform, place, fresh=fresh)
+        shown = shown_params(config) | dict(compared_by or {})
+        return _compute(
+            stage, name or stage.name, config, inputs, platform, place, shown=shown, fresh=fresh
+        )
 
 
 def _wait_for(
@@ -206,6 +211,7 @@ def _compute(
     platform: Platform,
     place: Place,
     *,
+    shown: Mapping[str, str],
     fresh: bool,
 ) -> StageResult:
     attempt = uuid4().hex
@@ -224,7 +230,7 @@ def _compute(
         f"{parent.record.name} / {name}" if parent else name,
         parent=parent,
         tags=tags | run_tags(),
-        params=shown_params(config),
+        params=shown,
         resume_by=None if fresh else STAGE_KEY_TAG,
     )
     publish_links("mlflow", name, {}, tracker=tracker)

@@ -75,6 +75,9 @@ def test_arms_share_their_start_and_nothing_is_computed_twice(
     reads = {step.name: dict(step.inputs) for step in plan.steps}
     for arm in SMALL["arms"]:
         assert reads[f"{arm}-1"] == {"prompts": "prompts-1", "model": "sft-1"}
+    (row,) = (step.compared_by for step in plan.steps if step.name == "nthr-1-evaluation")
+    assert row["arm"] == "nthr" and row["seed"] == "1", "a row of MLflow's table of arms"
+    assert row["objective.advantage_rule.name"] == "nthr"
     more = planned(analysed, arms=SMALL["arms"] | {"simko": {"name": "simko"}})
     assert analysed.to_run(more) == {
         f"simko-{seed}{part}" for seed in (0, 1) for part in ("", "-evaluation", "-displacement")

@@ -60,7 +60,7 @@ def test_a_run_arrives_whole(tracking: Tracking, client: Any, tmp_path: Path) ->
     stage = tracking.start_run("dpo", parent=study, tags={"data": "x" * 9000}, params=config)
     for step, value in enumerate((0.5, math.nan, math.inf), start=1):
         stage.log_metrics({"train/loss": value, "train/learning_rate": 0.1}, step)
-    study.describe((), page=("a1b2", "report/report.html"))
+    study.describe((), ("a1b2", "report/report.html"), arms=["c3d4"], arms_metrics=["train/loss"])
     stage.log_artifact(figure, "plots/paths")
     figure.unlink()
     stage.finish("FINISHED")
@@ -86,6 +86,9 @@ def test_a_run_arrives_whole(tracking: Tracking, client: Any, tmp_path: Path) ->
     charts = json.loads(client.get_experiment(run.info.experiment_id).tags[shared])
     (found,) = client.search_runs([run.info.experiment_id], charts["searchFilter"])
     assert found.info.run_id == stage.run_id, "the charts are those of its trainings"
+    arms = json.loads(client.get_experiment(run.info.experiment_id).tags[f"{shared}-arms"])
+    assert "c3d4" in arms["searchFilter"] and f"{study.run_id}-arms" in page
+    assert arms["selectedColumns"] == ["metrics.`train/loss`"]
     copy = client.download_artifacts(stage.run_id, "plots/paths/learning path.html", str(tmp_path))
     assert Path(copy).read_text() == "<html>force</html>"
 

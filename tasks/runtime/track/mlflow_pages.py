@@ -28,6 +28,7 @@ PAGE_FOLDER = "report"
 SUMMARY = "summary"
 """Begins the key of Prefect's artifact that leads on from a run, which is listed first."""
 
+_ARM = {"mode": "param", "groupByData": "arm"}
 _IS_TRAINING = "metrics.`train/learning_rate` >= 0"
 
 CHARTS = {
@@ -88,6 +89,34 @@ def charts_page(run: Run) -> str:
     return f"#/experiments/{run.experiment_id}/runs?{view}&{WORKFLOW}"
 
 
+def arms_page(run: Run) -> str:
+    """Address of the table of a comparison's arms, means over their seeds."""
+    return f"#/experiments/{run.experiment_id}/runs?viewStateShareKey={run.run_id}-arms&{WORKFLOW}"
+
+
+def arms_of(run: Run, arms: Sequence[str], metrics: Sequence[str]) -> tuple[str, str]:
+    """Tag of the experiment, key and value, that holds the table of a comparison's arms.
+
+    `arms`: ids of their runs, which have parameters `arm` and `seed`. `metrics`: its columns.
+    """
+    columns = [f"metrics.`{metric}`" for metric in metrics] or list(COLUMNS[:3])
+    grouped = {"aggregateFunction": "average", "groupByKeys": [_ARM]}
+    state = {
+        "searchFilter": _among(arms),
+        "orderByKey": columns[0],
+        "orderByAsc": False,
+        "runsHiddenMode": "SHOW_ALL",
+        "selectedColumns": columns,
+        "groupBy": grouped,
+    }
+    return f"{VIEW_TAG}{run.run_id}-arms", json.dumps(state, ensure_ascii=False)
+
+
+def _among(runs: Sequence[str]) -> str:
+    listed = ", ".join(f"'{run}'" for run in runs)
+    return f"attributes.run_id IN ({listed})"
+
+
 def charts_of(run: Run, trainings: Sequence[str]) -> tuple[str, str]:
     """Tag of the experiment, key and value, that holds the charts of a run's trainings.
 
@@ -95,8 +124,6 @@ def charts_of(run: Run, trainings: Sequence[str]) -> tuple[str, str]:
     Sorted by name, runs stand in a flat list: under their parent they would be folded away.
     """
     numbers = count()
-    listed = ", ".join(f"'{training}'" for training in trainings)
-    chosen_runs = f"attributes.run_id IN ({listed})"
     child_trainings = f"tags.`mlflow.parentRunId` = '{run.run_id}' and {_IS_TRAINING}"
     charts: list[dict[str, Any]] = [
         {
@@ -117,7 +144,7 @@ def charts_of(run: Run, trainings: Sequence[str]) -> tuple[str, str]:
         for metrics in section_charts
     ]
     state = {
-        "searchFilter": chosen_runs if trainings else child_trainings,
+        "searchFilter": _among(trainings) if trainings else child_trainings,
         "orderByKey": "tags.`mlflow.runName`",
         "orderByAsc": True,
         "runsHiddenMode": "SHOW_ALL",
@@ -140,8 +167,12 @@ def literal(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]<>()|#!~&])", r"\\\1", text)
 
 
-def description(run: Run, error: str = "", *, charts: bool, page: str | None) -> str:
-    """Markdown that says why a run failed, and leads to its charts and to `page`, an address."""
-    links = {"Report": page, "Charts": charts_page(run) if charts else None}
+def description(run: Run, error: str, *, charts: bool, arms: bool, page: str | None) -> str:
+    """Markdown that says why a run failed, and leads to `page`, a table of arms and charts."""
+    links = {
+        "Report": page,
+        "Arms": arms_page(run) if arms else None,
+        "Charts": charts_page(run) if charts else None,
+    }
     linked = " · ".join(f"[{name}]({address})" for name, address in links.items() if address)
     return "\n\n".join(filter(None, [f"{FAILED} {literal(error)}" if error else "", linked]))

@@ -75,6 +75,10 @@ class Record:
     trainings: list[str] | None = None
     """Ids of the runs that the charts of the run's description show; empty: those under it."""
 
+    arms: list[str] = field(default_factory=list)
+    arms_metrics: list[str] = field(default_factory=list)
+    """Ids of the runs in the description's table of arms, and its columns."""
+
     page: tuple[str, str] | None = None
     """Run and artifact that the description leads to."""
 
@@ -173,16 +177,22 @@ class RunTracker:
             self.record.tags |= clipped(values, TAG_LENGTH)
 
     def describe(
-        self, trainings: Sequence[str] | None, page: tuple[str, str] | None = None
+        self,
+        trainings: Sequence[str] | None,
+        page: tuple[str, str] | None = None,
+        arms: Sequence[str] = (),
+        arms_metrics: Sequence[str] = (),
     ) -> None:
-        """Lead from the run's description to its trainings' charts, and to a page.
+        """Lead from the run's description to its trainings' charts, to a table of arms and a page.
 
         **Arguments:** `trainings`: ids of their runs; empty: those under this run; None: no charts.
-        `page`: id of the run, of the same experiment, that made it, and the artifact.
+        `arms`, `arms_metrics`: ids of the runs in the table, and its columns; empty: none. `page`:
+        id of the run, of the same experiment, that made it, and the artifact.
         """
         with self._changing("a description"):
             self.record.trainings = None if trainings is None else list(trainings)
             self.record.page = page
+            self.record.arms, self.record.arms_metrics = list(arms), list(arms_metrics)
 
     def register_model(
         self, name: str, source: str, tags: Mapping[str, str], run_id: str | None

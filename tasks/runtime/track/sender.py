@@ -29,6 +29,7 @@ from tasks.runtime.track.mlflow_pages import (
     DESCRIPTION_TAG,
     EXPERIMENT_TAGS,
     FAILED,
+    arms_of,
     charts_of,
     description,
     run_page,
@@ -128,14 +129,20 @@ class Sender:
             params = [Param(*pair) for pair in record.params.items()]
             tags = [RunTag(*pair) for pair in record.tags.items()]
             trainings, page, models = record.trainings, record.page, list(record.models)
+            arms, arms_metrics = record.arms, record.arms_metrics
             error = record.error
         self._log_batch(run.run_id, [*params, *tags])
         if trainings is not None or page is not None or error:
             with _refusal_logged(f"the description of run {run.run_id}"):
                 if trainings is not None:
                     self.client.set_experiment_tag(run.experiment_id, *charts_of(run, trainings))
+                if arms:
+                    table = arms_of(run, arms, arms_metrics)
+                    self.client.set_experiment_tag(run.experiment_id, *table)
                 page_address = page and run_page(Run(page[0], run.experiment_id, ""), page[1])
-                text = description(run, error, charts=trainings is not None, page=page_address)
+                text = description(
+                    run, error, charts=trainings is not None, arms=bool(arms), page=page_address
+                )
                 user_text = record.tags.get(DESCRIPTION_TAG, "")
                 self.client.set_tag(run.run_id, DESCRIPTION_TAG, f"{user_text} {text}".strip())
         elif record.reopened and record.status == "FINISHED":
