@@ -102,7 +102,10 @@ def _tensors(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, Shaped[Tenso
 
 
 SLICE = 2**18
-"""Parameters that are multiplied at once, in float64."""
+"""Parameters that are multiplied at once."""
+
+SUMMED = 1024
+"""Parameters over which float32 products are summed in float32."""
 
 
 def block_of(parameter: str) -> str:
@@ -138,11 +141,19 @@ def unflatten(vector: Float[Tensor, " parameters"], like: Weights) -> NamedTenso
 def products(
     left: Float[Tensor, "rows parameters"], right: Float[Tensor, "columns parameters"]
 ) -> Float[Tensor, "rows columns"]:
-    """`left rightᵀ` in float64, some parameters at a time.
+    """`left rightᵀ`, summed in float64, some parameters at a time.
 
-    Sums over millions of float32 products would lose the digits in which an account closes.
+    Sums over millions of float32 products would lose the digits in which an account closes. Of
+    float32 numbers, sums over `SUMMED` parameters are made in float32, ten times as fast.
     """
     total = left.new_zeros(len(left), len(right), dtype=torch.float64)
     for some, others in zip(left.split(SLICE, dim=1), right.split(SLICE, dim=1), strict=True):
-        total += some.double() @ others.to(some.device, torch.float64).T
+        others = others.to(some.device)
+        blocks = 0
+        if some.dtype == others.dtype == torch.float32:
+            blocks = some.shape[1] // SUMMED * SUMMED
+            lefts, rights = (part[:, :blocks].unflatten(1, (-1, SUMMED)) for part in (some, others))
+            sums = torch.bmm(lefts.transpose(0, 1), rights.permute(1, 2, 0))
+            total += sums.sum(0, dtype=torch.float64)
+        total += some[:, blocks:].double() @ others[:, blocks:].double().T
     return total

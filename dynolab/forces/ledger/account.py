@@ -31,7 +31,7 @@ the walk is backwards.
 Where only some steps are entered, those between them have no slopes. Their `push_t = out_t ⊙ q̄_t`
 is taken to lie on the line between a step's and that of the step L steps after it, which was
 entered before: `U_s = Σ_{j<L} β^j ((1 − j/L) push_s + j/L push_{s+L}) + β^L U_{s+L}`. For L = 1
-that is the U above. What later steps alone bring is `U_s − push_s`, the `tail` of a `Removal`.
+that is the U above. What later steps alone bring is `U_s − push_s`.
 """
 
 from __future__ import annotations

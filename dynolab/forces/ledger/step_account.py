@@ -45,17 +45,18 @@ class StepMade:
         rows = [gradients]
         for places in self.groups.values():
             rows.append(gradients[list(places)].sum(0, keepdim=True))
-        return torch.cat(rows)
+        return torch.cat(rows) if self.groups else gradients
 
     def removal(
         self,
         update_map: OptimizerMap,
         slopes: Float[Tensor, "functionals columns"],
-        tail: Float[Tensor, "functionals columns"] | None = None,
+        sensitivity: Float[Tensor, "functionals columns"] | None = None,
     ) -> Removal:
         """What functionals would lack of the step, by some columns."""
         facts = self.map.facts
-        return Removal(update_map, is_linear(facts.optimizer), facts.clip_factor, slopes, tail)
+        linear = is_linear(facts.optimizer)
+        return Removal(update_map, linear, facts.clip_factor, slopes, sensitivity)
 
     @cached_property
     def factors(self) -> Float[Tensor, " parts"]:
@@ -150,19 +151,18 @@ def entries_of(
         # U, how the functionals answer to what enters momentum: now by the push, `out ⊙ q̄`, and in
         # later steps by the tail.
         push = update_map.out * slopes
-        sensitivity, tail = push, None
+        sensitivity, carried = push, None
         if later is not None:
             later_here = later.at(columns, device)
             sensitivity = later_here.sensitivity_before(push, update_map.carry, gap)
-            if update_map.carry:
-                tail = sensitivity - push
+            carried = sensitivity if update_map.carry else None
             if momentum_after is not None:
                 after = momentum_after[columns].to(slopes)
                 sums.add_rounded_momentum(update_map, later_here.sensitivity, after)
 
         # What each response and group did: the update without it is another one, see `Removal`.
         parts = step.parts(columns, device)
-        lines = step.removal(update_map, slopes, tail).lines(parts, step.factors)
+        lines = step.removal(update_map, slopes, carried).lines(parts, step.factors)
         sums.lines += lines
         of_responses = lines[:, :responses]  # without the groups', which are these once more
         for column, members in enumerate(of_side):

@@ -123,7 +123,8 @@ class TrainerPasses(RecordedForwards):
             for name, some, rows in again.gradients(group):
                 rows /= scale
                 lines_of[name].lines[:, some] = removal[name].lines(rows, factors[some])
-                lines_of[name].shares[:, some] = removal[name].shares(rows)
+                (shares,) = removal[name].shares(rows)
+                lines_of[name].shares[:, some] = shares
         return lines_of
 
     def _factors(

@@ -338,15 +338,16 @@ class Removal:
     - `linear`: whether u is linear in the clipped gradient.
     - `clip_factor`: κ(g).
     - `slopes`: q̄, the functionals' slopes, a row each.
-    - `tail`: how the functionals answer, in later steps alone, to what enters momentum (None
-      without momentum, or where later steps do not count).
+    - `sensitivity`: U, how the functionals answer to what enters momentum, in this step and later
+      ones; the tail is what it has beyond this step's `out ⊙ q̄` (None without momentum, or where
+      later steps do not count).
     """
 
     map: OptimizerMap
     linear: bool
     clip_factor: float
     slopes: Float[Tensor, "functionals columns"]
-    tail: Float[Tensor, "functionals columns"] | None = None
+    sensitivity: Float[Tensor, "functionals columns"] | None = None
 
     def squares(self, parts: Float[Tensor, "parts columns"]) -> Float[Tensor, " parts"]:
         """These columns' share of `‖g − h‖²`, in float64."""
@@ -366,25 +367,29 @@ class Removal:
         if self.linear:
             # u is linear in a, and a − a_h = κ_h h + (κ − κ_h) g.
             ratio = factors.double() / self.clip_factor
-            shares = self.shares(torch.cat([parts, self.map.gradient[None]]))
-            return ratio * shares[:, :-1] + (1 - ratio) * shares[:, -1:]
+            by_parts, by_all = self.shares(parts, self.map.gradient[None])
+            return ratio * by_parts + (1 - ratio) * by_all
         lines = self.slopes.new_zeros(len(self.slopes), len(parts), dtype=torch.float64)
+        tail = None
+        if self.sensitivity is not None:
+            tail = self.sensitivity - self.map.out * self.slopes
         factors = factors.to(parts.dtype)[:, None]
         for columns in self._chunks(len(parts)):
             gradient = self.map.gradient[columns]
             with_all = self.map.step_of(self.clip_factor * gradient, columns)
             without = self.map.step_of((gradient - parts[:, columns]).mul_(factors), columns)
             lines += products(self.slopes[:, columns], with_all.change - without.change)
-            if self.tail is not None:
-                lines -= products(self.tail[:, columns], with_all.momentum - without.momentum)
+            if tail is not None:
+                lines -= products(tail[:, columns], with_all.momentum - without.momentum)
         return lines
 
-    def shares(self, parts: Float[Tensor, "parts columns"]) -> Float[Tensor, "functionals parts"]:
-        """`−⟨out ⊙ q̄ + tail, into ⊙ h⟩`: lines with clip factor and second moment frozen."""
-        sensitivity = self.map.out * self.slopes
-        if self.tail is not None:
-            sensitivity = sensitivity + self.tail
-        return -products(sensitivity * self.map.into, parts)
+    def shares(self, *parts: Float[Tensor, "_ columns"]) -> list[Float[Tensor, "functionals _"]]:
+        """`−⟨U, into ⊙ h⟩`: lines with clip factor and second moment frozen."""
+        sensitivity = self.sensitivity
+        if sensitivity is None:
+            sensitivity = self.map.out * self.slopes
+        by_gradient = sensitivity * self.map.into
+        return [-products(by_gradient, some) for some in parts]
 
     def _chunks(self, rows: int) -> Iterator[slice]:
         """All columns, so many at once that a number of rows of them stays in the caches."""
