@@ -92,9 +92,21 @@ def band(
     )
 
 
+EQUAL_ENOUGH = 6
+"""So many equal values on one side of a bound tell it: by chance one in 2⁵ cases has as many."""
+
+
+def all_equal_and_few(interval: Interval) -> bool:
+    """Whether its values are equal and few: an interval without width says nothing then.
+
+    Shares of few prompts are often equal for two seeds.
+    """
+    return 1 < interval.n < EQUAL_ENOUGH and interval.high - interval.low <= 1e-9
+
+
 def clear(change: Interval) -> bool:
-    """Whether the interval lies wholly on one side of zero."""
-    return change.low > 0 or change.high < 0
+    """Whether the interval lies wholly on one side of zero, and has a width that says so."""
+    return (change.low > 0 or change.high < 0) and not all_equal_and_few(change)
 
 
 def share_interval(hits: float, n: int) -> Interval:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from dynolab.results.forces import Measured
-from dynolab.statistics import Interval, share_interval
+from dynolab.statistics import Interval, all_equal_and_few, share_interval
 
 Outcome = Literal["holds", "fails", "unclear", "not measured"]
 Sign = Literal[1, -1]
@@ -122,6 +122,8 @@ def on_side(
     outcome: Outcome = "fails" if best <= 0 else "unclear"
     if worst > 0:
         outcome = "holds"
+    if all_equal_and_few(interval) and interval.mean != bound:
+        outcome = "unclear"
     if interval.n == 0:
         outcome = "not measured"
     return Measurement(name=name, **vars(interval), unit=unit, outcome=outcome)

@@ -99,7 +99,7 @@ def _run(arm: str, seed: int, word: str) -> GroupRun:
         QuestionDisplacement(
             id=f"train-{number}{word}",
             samples=8,
-            changes=(-0.2,) if number < LAZY[arm] * count + seed else (0.4, 0.2),
+            changes=(-0.2,) if number < LAZY[arm] * count + seed * (arm != "nthr") else (0.4, 0.2),
         )
         for number in range(count)
     )

@@ -147,6 +147,12 @@ def test_the_summary_says_what_diverged_and_judges_the_others(tmp_path: Path) ->
     assert "simpo/train/gap" not in metrics
 
 
+def test_few_equal_values_are_no_evidence() -> None:
+    for n, told in ((2, "unclear"), (5, "unclear"), (6, "holds")):
+        assert above("share", Interval(0.1, 0.1, 0.1, n)).outcome == told
+    assert above("share", Interval(0.0, 0.0, 0.0, 2)).outcome == "fails", "none is above"
+
+
 def table(counts: int = 40, **runs: dict[str, float]) -> ArmTable:
     """Runs of three seeds whose figures are the given differences from a baseline of zeros."""
     values = {"base": [dict.fromkeys((*MEASURES, *RIGHT_ANSWERS), 0.0)] * 3} | {

@@ -84,8 +84,8 @@ def test_what_was_not_trained_or_watched_is_not_measured() -> None:
 
 
 def test_a_seed_that_lacks_a_training_leaves_no_mean_over_the_others() -> None:
-    whole = trainings()
-    judged = outcomes(whole, {name: own for name, own in whole.items() if name != AFTER_SFT})
+    other = {name: own for name, own in trainings(1).items() if name != AFTER_SFT}
+    judged = outcomes(trainings(), other)
     assert judged[f"{AFTER_SFT}/gap"] == "not measured"
     assert judged[f"{SFT}/gap"] == "holds"
 
