@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any, cast
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -291,8 +292,7 @@ def lead_on(
             page = run_page(Run(made_by, experiment, ""), artifact)
             links[f"Report of {name}"] = f"{server.rstrip('/')}/{page}"
     commands = [f"{kind}: `{command}`" for kind, command in next_commands(flow, name, results)]
-    answer = map(literal, answer_of(platform.store, results[flow.page]))
-    lines = [*answer, *commands]
+    lines = [*_as_markdown(answer_of(platform.store, results[flow.page])), *commands]
     publish_links(SUMMARY, name, links, lines, study, charts=bool(trainings), seconds=CLOSE_SECONDS)
 
 
@@ -303,6 +303,15 @@ def answer_of(store: Store, page: StageResult) -> list[str]:
     file = store.folder(page.address, page.digest) / ANSWER
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     return text.removesuffix("\n").split("\n") if text else []
+
+
+def _as_markdown(answer: Sequence[str]) -> Iterator[str]:
+    """Sentences as they are, and lines of a table, which have gaps between columns, as aligned."""
+    for aligned, lines in groupby(answer, lambda line: "  " in line):
+        if aligned:
+            yield "\n".join(["~~~~", *lines, "~~~~"])
+        else:
+            yield from map(literal, lines)
 
 
 def next_commands(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol
 from weakref import WeakKeyDictionary
@@ -60,8 +61,18 @@ _REMEDY: dict[Mode, str] = {
 }
 
 
+DIVERGED = -1e3
+"""log π of a token, in nats: no model says this of a random token unless its training diverged."""
+
+
+@dataclass(frozen=True)
 class Derivatives(ModelCheck[Mode]):
-    """Relative errors of the modes of differentiation against differences of log π."""
+    """Relative errors of the modes of differentiation against differences of log π.
+
+    `lowest`: log π of the least likely token that they were measured on, in nats.
+    """
+
+    lowest: float = 0.0
 
     def require(self, mode: Mode) -> None:
         """Raises `ConfigError` if the mode does not agree."""
@@ -70,7 +81,13 @@ class Derivatives(ModelCheck[Mode]):
         difference = self.reasons.get(
             mode, f"differs from the central difference by {self.errors[mode]:.2g} of it"
         )
-        raise ConfigError("model", self.model, f"{mode} derivative: {difference}; {_REMEDY[mode]}")
+        remedy = _REMEDY[mode]
+        if not self.lowest > DIVERGED:
+            remedy = (
+                f"its log-probabilities reach {self.lowest:.3g} nats a token, so its training has "
+                "diverged; lower the learning rate, or clip_norm"
+            )
+        raise ConfigError("model", self.model, f"{mode} derivative: {difference}; {remedy}")
 
 
 _measured: WeakKeyDictionary[nn.Module, dict[torch.dtype, Derivatives]] = WeakKeyDictionary()
@@ -116,6 +133,7 @@ def measure_derivatives(policy: ScoredTokens) -> Derivatives:
         return {name: w + s * direction[name] for name, w in at.items()}
 
     h = torch.finfo(dtype).eps ** (1 / 3)
+    lowest = float(logps(at).min())
     slope = (logps(moved(h)) - logps(moved(-h))) / (2 * h)
     wide = torch.finfo(dtype).eps ** (1 / 4)
     bend = (logps(moved(wide)) - 2 * logps(at) + logps(moved(-wide))) / wide**2
@@ -133,7 +151,7 @@ def measure_derivatives(policy: ScoredTokens) -> Derivatives:
         "second": partial(error, bend, partial(_twice, logps, at, direction)),
     }
     errors, reasons = try_ways(ways)
-    return Derivatives(type(causal).__name__, TOLERANCE[dtype], errors, reasons)
+    return Derivatives(type(causal).__name__, TOLERANCE[dtype], errors, reasons, lowest)
 
 
 def _forward(

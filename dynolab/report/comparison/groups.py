@@ -44,7 +44,7 @@ from dynolab.report.study.learning_paths import (
     squeezing_figure,
 )
 from dynolab.report.study.page import decomposition_figure
-from dynolab.report.style import SPLITS, objective_name
+from dynolab.report.style import SPLITS, number, objective_name, points, text_table
 from dynolab.report.tables import (
     Measure,
     intervals_of_change,
@@ -135,6 +135,7 @@ def write_group_page(inputs: GroupPageInputs, folder: Path) -> dict[str, float]:
             words.section("settings", _settings_table(inputs)),
             words.section("verdicts", verdict_table("run", verdicts)),
         ],
+        printed=_printed(figures, runs, first, baseline),
         settings=inputs.settings,
         stages=inputs.stages,
     )
@@ -151,6 +152,22 @@ def write_group_page(inputs: GroupPageInputs, folder: Path) -> dict[str, float]:
         "verdicts": [verdict.summary() for verdict in verdicts],
     }
     return write_summary(summary, folder)
+
+
+def _printed(
+    figures: ArmTable, runs: Sequence[str], measures: Sequence[Measure], baseline: str
+) -> str:
+    """The table of runs for a terminal: each mean, and in brackets its difference."""
+    rows = []
+    for run in runs:
+        cells = []
+        for measure in measures:
+            change = figures.difference(run, baseline, measure.figure)
+            cell = number(100 * figures.mean(run, measure.figure).mean)
+            cells.append(cell if run == baseline else f"{cell} ({points(change)})")
+        rows.append((run, *cells))
+    captions = [measure.caption.replace("training", "train") for measure in measures]
+    return text_table(("run", *captions), rows, "s" * (1 + len(captions)))
 
 
 def _pass_plot(
