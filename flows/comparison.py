@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -36,6 +36,13 @@ from tasks.shared.seeds import Seeds, start_of, step_of
 from tasks.training import SFT
 
 Label = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
+
+
+def given_arms(arms: Any) -> Any:
+    """Arms but those that are null, which a run of a file leaves out: `arms.dpo=null`."""
+    if not isinstance(arms, dict):
+        return arms
+    return {label: arm for label, arm in arms.items() if arm is not None}
 
 
 class Comparison(FlowParameters):

@@ -120,6 +120,9 @@ class Form:
     objectives: tuple[str, ...] = ()
     """Names of the objectives that the form offers; default: all."""
 
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """Field → what its description says besides its setting's."""
+
     file: str | None = None
     """Default study file, in deploy/studies; default: the flow's built-in one."""
 

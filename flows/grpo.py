@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, model_validator
 
 from dynolab.errors import ConfigError, check_known, under_field
 from dynolab.objectives.advantage_rules import AdvantageRuleConfig
@@ -11,7 +13,7 @@ from dynolab.objectives.policy_gradient import ClippedConfig
 from dynolab.objectives.registry import GroupConfig, ObjectiveConfig, names_of
 from dynolab.rollouts.rewards import Rewards
 from dynolab.training.config import GroupTrainConfig, TrainConfig
-from flows.comparison import Comparison, Label, resolved_comparison, told_by
+from flows.comparison import Comparison, Label, given_arms, resolved_comparison, told_by
 from flows.flow import SOURCE_FIELDS, Form, Name, Plan, StagedFlow, Step
 from flows.probes import base_step
 from tasks.data import DATA, PROMPTS
@@ -52,8 +54,10 @@ class GrpoParameters(Comparison):
     training: GroupTrainConfig = Field(
         GroupTrainConfig(), description="Training settings of all arms, without the objective."
     )
-    arms: dict[Label, ObjectiveConfig] = Field(
-        ARMS, min_length=1, description="Name on the page → objective."
+    arms: Annotated[dict[Label, ObjectiveConfig], BeforeValidator(given_arms)] = Field(
+        ARMS,
+        min_length=1,
+        description="Name on the page → objective; null leaves one of the file out.",
     )
     baseline: str | None = Field(
         None, description="Arm that the others are compared with; default: the first."
@@ -227,14 +231,21 @@ FLOW = StagedFlow(
                 "objective": "arms.chosen.name",
                 "advantage_rule": "arms.chosen.advantage_rule.name",
                 "baseline": "baseline",
+                "sft_steps": "sft.steps",
                 "steps": "training.steps",
                 "learning_rate": "training.optimizer.learning_rate",
                 "batch_size": "training.batch_size",
                 "completions": "training.completions",
                 "temperature": "training.temperature",
                 "max_new_tokens": "training.max_new_tokens",
+                "k": "evaluation.k",
+                "samples": "evaluation.samples",
             },
             objectives=names_of(GroupConfig, in_forms=True),
+            notes={
+                "objective": "Of one more arm, called chosen.",
+                "advantage_rule": "Of the arm called chosen, which Objective adds.",
+            },
         )
     },
 )

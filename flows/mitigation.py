@@ -6,11 +6,12 @@ A study offers one that is made from its own settings (`remedies_file`).
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     Field,
     ValidationError,
     ValidationInfo,
@@ -31,6 +32,7 @@ from flows.comparison import (
     PairComparison,
     answers_step,
     arm_steps,
+    given_arms,
     judge_step,
     resolved_comparison,
     shared_steps,
@@ -67,11 +69,11 @@ class MitigationParameters(PairComparison):
     """Parameters of the comparison of remedies against squeezing."""
 
     name: Name = "mitigation"
-    arms: dict[Label, ArmConfig] = Field(
+    arms: Annotated[dict[Label, ArmConfig], BeforeValidator(given_arms)] = Field(
         ARMS,
         min_length=1,
         validate_default=True,
-        description="Name on the page → training that is compared.",
+        description="Name on the page → training that is compared; null leaves one out.",
     )
     baseline: str | None = Field(
         None, description="Arm that the others are compared with; default: the first."

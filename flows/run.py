@@ -39,7 +39,7 @@ from tasks.runtime.stage import ADDRESS_TAG, DIGEST_TAG, Platform, run_stage
 from tasks.runtime.system.invocation import invocation
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.mlflow_pages import PAGE_FOLDER, SUMMARY, arms_page, literal, run_page
-from tasks.runtime.track.progress import CLOSE_SECONDS, publish_links
+from tasks.runtime.track.progress import CLOSE_SECONDS, publish_links, run_title, slug
 from tasks.runtime.track.runs import Run, RunTracker, shown_params
 from tasks.runtime.training_monitor import follow
 from tasks.runtime.work import StageResult
@@ -118,8 +118,10 @@ def run_plan(flow: StagedFlow[Any], plan: Plan, *, fresh: Fresh) -> Results:
     ) as platform:
         shown = partial(write_early_page, flow, plan, platform=platform)
         results = run_on(platform, plan, fresh=fresh, shown=shown)
-        copy_page(flow, parameters.name, results, platform)
-        lead_on(flow, parameters.name, results, trainings, compared, platform)
+        files = page_name(parameters.name)
+        for name in {parameters.name, files}:
+            copy_page(flow, name, results, platform)
+        lead_on(flow, parameters.name, files, results, trainings, compared, platform)
         if plan.trained is not None and platform.has_worked and platform.parent_run is not None:
             model = f"{parameters.project}-{parameters.name}"
             register_model(platform.parent_run, model, results[plan.trained])
@@ -231,6 +233,12 @@ def _as_task(
     return result
 
 
+def page_name(name: str) -> str:
+    """Name of a page's copy that no other run of the study replaces: with Prefect's run's own."""
+    title = run_title(name)
+    return name if title == name else slug(title)
+
+
 def copy_page(
     flow: StagedFlow[Any], name: str, results: Mapping[str, StageResult], platform: Platform
 ) -> None:
@@ -249,6 +257,7 @@ def copy_page(
 def lead_on(
     flow: StagedFlow[Any],
     name: str,
+    files: str,
     results: Mapping[str, StageResult],
     trainings: Sequence[str],
     compared: Sequence[str],
@@ -258,8 +267,8 @@ def lead_on(
 
     Prefect's run has the answer, the files and the next command, too.
 
-    `trainings`: the steps that the run's charts show. `compared`: those with one row each in
-    MLflow's comparison.
+    `files`: name of the page's copy. `trainings`: the steps that the run's charts show.
+    `compared`: those with one row each in MLflow's table of arms.
     """
     made_by, links = results[flow.page].mlflow_run_id, {}
     study = platform.parent_run if platform.has_worked else None
@@ -291,7 +300,7 @@ def lead_on(
             # MLflow finds a run by its id alone; only the frame of the page is the experiment's.
             page = run_page(Run(made_by, experiment, ""), artifact)
             links[f"Report of {name}"] = f"{server.rstrip('/')}/{page}"
-    commands = [f"{kind}: `{command}`" for kind, command in next_commands(flow, name, results)]
+    commands = [f"{kind}: `{command}`" for kind, command in next_commands(flow, files, results)]
     lines = [*_as_markdown(answer_of(platform.store, results[flow.page])), *commands]
     publish_links(SUMMARY, name, links, lines, study, charts=bool(trainings), seconds=CLOSE_SECONDS)
 

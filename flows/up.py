@@ -13,7 +13,7 @@ from dynolab.errors import ConfigError, ServiceFailed
 from tasks.runtime.cleanup import reap_orphans
 from tasks.runtime.servers.form_checks import SOCKET
 from tasks.runtime.servers.service import MLFLOW, PREFECT, START_SECONDS, Service
-from tasks.runtime.servers.services import Services, client_variables
+from tasks.runtime.servers.services import Services, client_variables, listener_of
 from tasks.runtime.servers.standing import (
     login_links,
     running_services,
@@ -49,13 +49,15 @@ def start(
     message arrives at `notify`.
     """
     home = own_folder(home.resolve())
+    ports = {PREFECT: prefect_port, MLFLOW: mlflow_port}
     if notify:
         from flows.deployment.alerts import VARIABLE, check_alerts
 
+        for name, port in ports.items():
+            listener_of(name, port).close()  # the message says that it is up
         check_alerts(notify)
         os.environ[VARIABLE] = notify  # of the registration
     with suppress(KeyboardInterrupt), ExitStack() as stack:
-        ports = {PREFECT: prefect_port, MLFLOW: mlflow_port}
         reap_orphans()
         registering: list[Process] = []
         services = stack.enter_context(

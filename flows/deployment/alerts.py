@@ -26,6 +26,12 @@ ALERT_STATES = ("Completed", "Failed", "Crashed", "Cancelled", "Late", "Paused",
 """States of a run that send an alert. Late: it waits for a free worker."""
 
 
+_BODY = (
+    "{{ flow_run.state.message or ('It waits for a free worker.' if flow_run.state.name == 'Late' "
+    "else 'Its page has a summary of what it found.') }}"
+)
+
+
 def alert_block(url: str) -> NotificationBlock:
     """What sends messages to an address: one of Apprise's, or a webhook, which gets JSON.
 
@@ -67,9 +73,10 @@ def _shown(url: str) -> str:
     """Kind and host of an address, whose rest may be secret; empty if it has none."""
     try:
         parts = urlsplit(url)
-    except ValueError:  # such as http://[
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:  # such as http://[ or a port that is no number
         return ""
-    return f"{parts.scheme}://{parts.hostname}/…" if parts.hostname else ""
+    return f"{parts.scheme}://{parts.hostname}{port}/…" if parts.hostname else ""
 
 
 def register_alerts(client: SyncPrefectClient, url: str | None) -> None:
@@ -94,7 +101,7 @@ def register_alerts(client: SyncPrefectClient, url: str | None) -> None:
                 SendNotification(
                     block_document_id=alert_block(url).save(BLOCK, overwrite=True),
                     subject="{{ flow_run.name }}: {{ flow_run.state.name }}",
-                    body="{{ flow_run.state.message or '' }}\n{{ flow_run|ui_url }}",
+                    body=f"{_BODY}\n{{{{ flow_run|ui_url }}}}",
                 )
             ],
         )

@@ -127,7 +127,12 @@ def derive_form(title: str, form: Form, parameters: type[BaseModel], file: str) 
     fields: dict[str, Any] = {
         "study_file": (str, Field(file, description=about["study_file"])),
         **{
-            name: (str, Field("", description=about[name] + _filed(file, _tried(filed, setting))))
+            name: (
+                str,
+                Field(
+                    "", description=f"{about[name]} {_filed(file, _tried(filed, setting))}".strip()
+                ),
+            )
             for name, setting in form.tried.items()
         },
     }
@@ -142,7 +147,13 @@ def derive_form(title: str, form: Form, parameters: type[BaseModel], file: str) 
         if name == "objective":
             kind = Literal[form.objectives] if form.objectives else kind
         value = reduce(default_of, setting.split("."), filed)
-        description = about.get(name, description) + _filed(file, value)
+        parts = [about.get(name, description), form.notes.get(name, ""), _filed(file, value)]
+        if name == "baseline" and (arms := default_of(filed, "arms")):
+            parts.append(
+                f"{file} has the arms {', '.join(arms)}; to leave one out, add to Other Settings "
+                f"arms.{[*arms][-1]}=null."
+            )
+        description = " ".join(filter(None, parts))
         fields[name] = (
             kind,
             Field(default_factory=lambda: None, description=description, json_schema_extra=limits),
@@ -156,8 +167,10 @@ def derive_form(title: str, form: Form, parameters: type[BaseModel], file: str) 
 
 def _filed(file: str, value: Any) -> str:
     """The end of a field's description: what the file has; nothing for settings without a value."""
+    if isinstance(value, tuple) and all(isinstance(item, int) for item in value):
+        value = ", ".join(map(str, value))
     is_shown = isinstance(value, bool | int | float | str) and value != ""
-    return f" {file} has {value}." if is_shown else ""
+    return f"{file} has {value}." if is_shown else ""
 
 
 def _tried(sweep: Any, setting: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -11,7 +12,7 @@ from pydantic_core import ErrorDetails
 from dynolab.data.sources.config import SOURCE_NAME
 from dynolab.errors import ConfigError
 from flows.flow import NAME
-from flows.parameters.defaults import settings_class
+from flows.parameters.defaults import choices, settings_class
 
 Parameters = TypeVar("Parameters", bound=BaseModel)
 
@@ -53,11 +54,37 @@ def validated(kind: type[Parameters], content: Any) -> Parameters:
             kinds = (message.removeprefix("Input should be ") for message in alike)
             remedy = f"Input should be {', or '.join(dict.fromkeys(kinds))}"
         more = error.error_count() - len(alike)
+        if problems[0]["type"] == "extra_forbidden" and (names := similar_settings(kind, field)):
+            remedy = f"there is no such setting; did you mean {' or '.join(names)}?"
         remedy += f" (and {more} more)" if more else ""
         raise ConfigError(field or kind.__name__, value, remedy) from error
     except ConfigError as error:  # from a model_validator: its field is relative to its own part
         part = ".".join(_failing_part(kind, content))
         raise ConfigError(_join_paths(part, error.field), error.value, error.remedy) from error
+
+
+SUGGESTED = 3
+"""Similar settings that a message names."""
+
+
+def similar_settings(kind: type[BaseModel], field: str) -> list[str]:
+    """Settings that a misspelt one may stand for: of the same name elsewhere, or spelt alike."""
+    known = list(_settings_of(kind))
+    _, _, last = field.rpartition(".")
+    same = [name for name in known if name.rpartition(".")[2] == last]
+    # `base.steps` is more likely `base.training.steps` than `sft.steps`.
+    first = field.partition(".")[0]
+    same.sort(key=lambda name: (name.partition(".")[0] != first, name.count("."), name))
+    return same[:SUGGESTED] or get_close_matches(field, known, SUGGESTED, cutoff=0.8)
+
+
+def _settings_of(kind: type[BaseModel], depth: int = 3) -> Iterator[str]:
+    """Dotted names of settings, down to some depth."""
+    for name, info in kind.model_fields.items():
+        yield name
+        for inner in choices(info.annotation):
+            if depth > 1 and isinstance(inner, type) and issubclass(inner, BaseModel):
+                yield from (dotted(name, below) for below in _settings_of(inner, depth - 1))
 
 
 def _check_read(value: Any, content: Any, field: str) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -180,11 +181,10 @@ def start_services(
     return started
 
 
-def _start(home: Path, name: str, port: int, standing: bool) -> Service:
-    (home / name).mkdir(parents=True, exist_ok=True)
-    log_file = home / "logs" / f"{name}.log"
+def listener_of(name: str, port: int) -> socket.socket:
+    """A server's listening socket. **Raises** `ConfigError` if another program has the port."""
     try:
-        listener = listening_socket(port)
+        return listening_socket(port)
     except OSError as error:
         if error.errno not in (errno.EADDRINUSE, errno.EACCES):
             raise
@@ -193,6 +193,12 @@ def _start(home: Path, name: str, port: int, standing: bool) -> Service:
             port,
             f"another program uses this port; stop it, or give another with --{name}-port",
         ) from error
+
+
+def _start(home: Path, name: str, port: int, standing: bool) -> Service:
+    (home / name).mkdir(parents=True, exist_ok=True)
+    log_file = home / "logs" / f"{name}.log"
+    listener = listener_of(name, port)
     host, port = listener.getsockname()
 
     def start() -> Process:  # called again if the server ends: the socket stays open here
