@@ -177,11 +177,11 @@ _ABOUT = """\
 # (softer); the largest push, step by step, that to first order lowers no other chosen answer
 # (designed); SFT on the chosen answer beside (rpo); a penalty where it falls below the reference
 # (positive); SFT on both answers before (extended). Besides, smaller first steps, where the study
-# has no warm-up (warmed-up); and, after a study with an account, without the pairs that pulled its
-# fallen answers down (without-named), and its controls: without as many pairs drawn at random
-# (without-random), and without those whose words are most like the fallen answers'
-# (without-similar). What comes before the training has the study's settings. The page follows the
-# fallen answers (follow).
+# has no warm-up (warmed-up); and, after a study with an account of rows of your own, without the
+# pairs that pulled its fallen answers down (without-named), and its controls: without as many pairs
+# drawn at random (without-random), and without those whose words are most like the fallen answers'
+# (without-similar). To leave one out: --set arms.NAME=null. What comes before the training has the
+# study's settings. The page follows the fallen answers (follow).
 """
 
 

@@ -40,6 +40,7 @@ def position_figure(
         y=heights[steps[0]],
         name="at the start",
         marker={"color": HISTORY, "opacity": 0.45},
+        showlegend=False,  # a legend would show one of the other bars' colours
         hovertemplate="%{x}: %{y:.2%} at the start<extra></extra>",
     )
     plot.add_bar(
@@ -47,6 +48,7 @@ def position_figure(
         y=heights[steps[-1]],
         name=f"at step {steps[-1]}",
         marker={"color": [*(_COLORS[row.role] for row in start), MUTED]},
+        showlegend=False,
         hovertemplate="%{x}: %{y:.2%}<extra></extra>",
     )
     choices = [
