@@ -148,9 +148,10 @@ def run_on(
     """
     check_hosts(plan.steps, platform.settings)
     results, shown_at = dict(plan.existing), -math.inf
+    compared = any(step.compared_by for step in plan.steps)
     for step in plan.steps:
         again = step.is_among(fresh) if isinstance(fresh, tuple) else fresh
-        results[step.name] = _as_task(step, results, platform, fresh=again)
+        results[step.name] = _as_task(step, results, platform, compared=compared, fresh=again)
         check_trained_rows(step.name, results[step.name], plan.steps, platform)
         trained = results.get(plan.trained or "")
         if trained is not None and platform.has_worked and platform.parent_run is not None:
@@ -204,8 +205,15 @@ def check_hosts(steps: Sequence[Step], settings: Settings) -> None:
 
 
 def _as_task(
-    step: Step, results: Mapping[str, StageResult], platform: Platform, *, fresh: bool
+    step: Step,
+    results: Mapping[str, StageResult],
+    platform: Platform,
+    *,
+    compared: bool,
+    fresh: bool,
 ) -> StageResult:
+    """`compared`: whether steps of the plan are, and so their runs by name."""
+
     # Prefect's own cache and results are off: only the store's committed manifest counts.
     @prefect.task(name=step.name, cache_policy=NO_CACHE, persist_result=False)
     def stage() -> Any:
@@ -217,7 +225,7 @@ def _as_task(
                 sources,
                 platform,
                 name=step.name,
-                compared_by=step.compared_by,
+                compared_by=step.compared_by if compared else None,
                 fresh=fresh,
             )
         except Pruned as pruned:
@@ -280,10 +288,10 @@ def lead_on(
                 [made[step] for step in names if step in made] for names in (trainings, compared)
             )
             columns = [
-                f"result/{name}"
+                name.removeprefix("heldout/")
                 for step in compared[:1]
                 for name in results[step].metrics
-                if name.startswith("heldout/")
+                if name.startswith(("heldout/pass_at", "heldout/entropy", "heldout/right_change"))
             ]
             study.describe(
                 runs if trainings else None,

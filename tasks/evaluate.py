@@ -103,6 +103,9 @@ def evaluate(work: Work[EvaluationJob]) -> dict[str, float]:
         changes = _changes(work, answerer, options)
         progress.update(PARTS)
     means = log_figures(work, evaluation_figures(scores, changes, k=config.k), "eval")
+    # By short names, as columns of MLflow's table of arms show a dozen letters.
+    held_out = {name.removeprefix("heldout/"): means[name] for name in means if "heldout/" in name}
+    work.tracker.log_metrics(held_out, 0)
     work.log_tables(prompts=scores, likelihood=changes)
     return means | {"seconds": work.seconds}
 

@@ -145,7 +145,8 @@ def run_stage(
     """Return the stage's result: the committed one, another run's, or computed here.
 
     `name`: shown in MLflow and in the progress, for studies that run one stage several times;
-    default: the stage's name. `compared_by`: more parameters of its run in MLflow, which tell it
+    default: the stage's name. `compared_by`: of a comparison, whose runs in MLflow begin
+    with the stage's name, as they differ by it: more parameters of its run, which tell it
     from others. `fresh`: compute from the start even if a result is committed, and
     replace it.
 
@@ -181,10 +182,13 @@ def run_stage(
             return result
         if fresh:
             place.clear_resume()
-        shown = shown_params(config) | dict(compared_by or {})
-        return _compute(
-            stage, name or stage.name, config, inputs, platform, place, shown=shown, fresh=fresh
+        shown_name, parent = name or stage.name, platform.parent_run
+        titles = [parent.record.name, shown_name] if parent else [shown_name]
+        run = RunTitle(
+            " / ".join(titles if compared_by is None else titles[::-1]),
+            shown_params(config) | dict(compared_by or {}),
         )
+        return _compute(stage, shown_name, config, inputs, platform, place, run=run, fresh=fresh)
 
 
 def _wait_for(
@@ -203,6 +207,14 @@ def _wait_for(
     return None
 
 
+@dataclass(frozen=True)
+class RunTitle:
+    """Name and parameters of a stage's run in MLflow."""
+
+    name: str
+    params: Mapping[str, str]
+
+
 def _compute(
     stage: Stage[Config],
     name: str,
@@ -211,7 +223,7 @@ def _compute(
     platform: Platform,
     place: Place,
     *,
-    shown: Mapping[str, str],
+    run: RunTitle,
     fresh: bool,
 ) -> StageResult:
     attempt = uuid4().hex
@@ -227,10 +239,10 @@ def _compute(
         tags["git_revision"] = revision
     parent = platform.parent_run
     tracker = platform.tracking.start_run(
-        f"{parent.record.name} / {name}" if parent else name,
+        run.name,
         parent=parent,
         tags=tags | run_tags(),
-        params=shown,
+        params=run.params,
         resume_by=None if fresh else STAGE_KEY_TAG,
     )
     publish_links("mlflow", name, {}, tracker=tracker)

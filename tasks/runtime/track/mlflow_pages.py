@@ -34,6 +34,9 @@ _IS_TRAINING = "metrics.`train/learning_rate` >= 0"
 CHARTS = {
     "Answers": (
         ("probe/chosen/logp", "probe/rejected/logp", "probe/argmax/logp"),
+        ("rollout/pass_at_1",),
+        ("rollout/reward",),
+        ("rollout/entropy",),
         ("squeeze/gap",),
         ("probe/argmax/outside_mass",),
     ),
