@@ -41,6 +41,7 @@ from dynolab.integrations.dose import (
     DesignedGroupDose as DesignedGroupDose,
 )
 from dynolab.integrations.forces import ForceCallback as ForceCallback
+from dynolab.integrations.logits_sam import LogitsSAM as LogitsSAM
 from dynolab.judges import (
     ExactJudge as ExactJudge,
     agreement as agreement,

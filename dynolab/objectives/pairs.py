@@ -128,12 +128,22 @@ class PairConfig(BaseModel):
         description="In a training, each pair's push on its rejected tokens is scaled so that the "
         "pair, to first order, lowers its rejected answer and not its chosen one.",
     )
+    logits_sam: float | None = Field(
+        default=None,
+        gt=0,
+        exclude_if=lambda rho: rho is None,
+        description="In a training, each step's gradient is taken with the output layer moved so "
+        "far, by its norm, where the step's loss is higher (SAM on the output layer).",
+    )
 
     @model_validator(mode="after")
     def _one_choice(self) -> Self:
         if self.calibrated and self.designed_dose is not None:
             remedy = "designed_dose chooses the same push; leave one of the two out"
             raise ConfigError("objective.calibrated", True, remedy)
+        if self.logits_sam is not None and self.chooses_dose:
+            remedy = "chooses no doses, which are of the loss at the weights; leave one of them out"
+            raise ConfigError("objective.logits_sam", self.logits_sam, remedy)
         return self
 
     @property

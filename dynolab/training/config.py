@@ -171,6 +171,7 @@ class LoopConfig(BaseModel):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         engine, dose = self.engine, self.designed_dose
+        rho = getattr(self.objective, "logits_sam", None)
         share = self.batch_size // engine.ranks
         unsplit = engine.kind == "deepspeed" and engine.zero_stage == 0
         accounted = bool(self.record_steps) or self.ledger is not None
@@ -238,6 +239,19 @@ class LoopConfig(BaseModel):
                 3,
                 "a dose that steps choose needs the whole weights on every rank; set 0, 1 or 2, or "
                 "leave objective.designed_dose and objective.calibrated out",
+            ),
+            (
+                rho is not None and accounted,
+                "objective.logits_sam",
+                rho,
+                "steps whose gradient is taken beside their weights have no forces there; set "
+                "record_steps: [] and no ledger",
+            ),
+            (
+                rho is not None and engine.kind == "deepspeed" and engine.zero_stage == 3,
+                "engine.zero_stage",
+                3,
+                "logits_sam needs the whole output layer on every rank; set 0, 1 or 2",
             ),
             (
                 bool(self.without) and accounted,

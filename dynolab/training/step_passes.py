@@ -10,16 +10,17 @@ from itertools import chain, pairwise
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dynolab import distributed
 from dynolab.data.batches import TokenBatch, Totals
 from dynolab.data.packing import plan_rows, sequences_of, share_prompts
-from dynolab.likelihood.token_logps import packing_width
+from dynolab.likelihood.token_logps import causal_model, packing_width
 from dynolab.objectives import Objective, read_logps
 from dynolab.training.config import LoopConfig
 from dynolab.training.dose import Designer, doses_by_example, quantiles, strengths
 from dynolab.training.engine import Engine
+from dynolab.training.sharpness import Shift, ascent, no_shift, output_layer, shifted
 from dynolab.training.step_batch import StepExample, collate_step
 
 
@@ -57,6 +58,37 @@ class StepPasses:
         self, engine: Engine, step: int, examples: Sequence[StepExample], totals: Totals
     ) -> Accumulated:
         """The passes of all this rank's micro-batches, forwards and backwards."""
+        rho = getattr(self._config.objective, "logits_sam", None)
+        if rho is None:
+            return self._accumulate(engine, step, examples, totals)
+        layer = output_layer(causal_model(engine.logits.model))  # type: ignore[arg-type]
+        with shifted(layer, self._ascent(engine, layer, rho, examples, totals)):
+            return self._accumulate(engine, step, examples, totals)
+
+    def _ascent(
+        self,
+        engine: Engine,
+        layer: nn.Linear,
+        rho: float,
+        examples: Sequence[StepExample],
+        totals: Totals,
+    ) -> Shift:
+        """How the output layer is moved for the step's gradient (`dynolab.training.sharpness`)."""
+        zeros = no_shift(layer)
+        gradient = torch.zeros_like(zeros, requires_grad=False)
+        read = partial(read_logps, self._objective)
+        with shifted(layer, zeros):
+            for micro in self.micro_batches(examples):
+                # Ranks run the same number of forwards, also of micro-batches without examples.
+                tokens = self.tokens(engine, micro or examples[:1], totals)
+                loss = self._objective.loss(engine.logits(tokens, read), tokens)
+                if micro:
+                    gradient += torch.autograd.grad(loss, zeros)[0]
+        return ascent(gradient, rho)
+
+    def _accumulate(
+        self, engine: Engine, step: int, examples: Sequence[StepExample], totals: Totals
+    ) -> Accumulated:
         sums: dict[str, Tensor] = {}
         step_strengths, doses = list[Tensor](), list[Tensor]()
         for micro, tokens, logps in self._forwards(engine, step, examples, totals):

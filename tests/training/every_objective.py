@@ -17,6 +17,7 @@ ON_ROWS: dict[str, dict[str, Any]] = {
     "dpo designed": {"name": "dpo", "designed_dose": {"per": "batch", "sample": 5}},
     "dpo designed by pair": {"name": "dpo", "designed_dose": {"per": "pair", "sample": 5}},
     "dpo calibrated": {"name": "dpo", "calibrated": True},
+    "dpo logits sam": {"name": "dpo", "logits_sam": 0.05},
     "ipo mean": {"name": "ipo", "normalise": "mean"},
     "ipo designed by token": {"name": "ipo", "designed_dose": {"per": "token", "sample": 5}},
     "sppo soft": {"name": "sppo", "beta": 0.1, "labels": "soft"},
@@ -64,6 +65,8 @@ def small_training(name: str, **changes: Any) -> TrainConfig | GroupTrainConfig:
     Groups come in rollouts of three steps.
     """
     if name in ON_ROWS:
+        if "logits_sam" in ON_ROWS[name]:  # its steps have no forces
+            changes = {"record_steps": []} | changes
         return settings(objective=ON_ROWS[name], **{"micro_batch_size": 4} | changes)
     rollout = {"updates_per_rollout": 3, "checkpoint_every": 1}
     return group_settings(objective=ON_GROUPS[name], **rollout | changes)
