@@ -6,6 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from dynolab.errors import ConfigError, check_settings
@@ -66,7 +67,9 @@ class LogitsSAM(Watching):
         """Leaves the trainer its own passes."""
         vars(self.trainer).pop("training_step", None)
 
-    def _training_step(self, model: Any, inputs: Any, *rest: Any, **named: Any) -> Tensor:
+    def _training_step(
+        self, model: Any, inputs: Any, *rest: Any, **named: Any
+    ) -> Float[Tensor, ""]:
         whole = type(self.trainer).training_step
         shift = self.attempt(lambda: self._ascent(model, inputs, *rest, **named))
         weight = self._layer.weight
