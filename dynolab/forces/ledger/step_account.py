@@ -102,7 +102,7 @@ class Later:
     ) -> Float[Tensor, "functionals parameters"]:
         """U of a step `gap` steps before, which pushes by `push`."""
         if gap == 1:
-            return push + carry * self.sensitivity
+            return torch.add(push, self.sensitivity, alpha=carry)
         assert self.push is not None
         # The steps between push by what lies on the line between both ends' pushes.
         near = sum(carry**age * (1 - age / gap) for age in range(gap))
@@ -147,7 +147,7 @@ def entries_of(
     for block, columns in step.slices():
         update_map = step.map.at(columns)
         # q̄, the mean of the slopes at both ends: along it a change has no second-order error.
-        slopes = ((start.gradients[:, columns] + end.gradients[:, columns]) / 2).to(device)
+        slopes = start.gradients[:, columns].add(end.gradients[:, columns]).div_(2).to(device)
         # U, how the functionals answer to what enters momentum: now by the push, `out ⊙ q̄`, and in
         # later steps by the tail.
         push = update_map.out * slopes
