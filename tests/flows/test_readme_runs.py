@@ -64,9 +64,7 @@ def test_the_readme_runs(tmp_path: Path, servers: dict[str, str], analysed: Anal
     # One seed of two remedies is enough here.
     left_out = ("positive", "extended", "designed", "without-random", "without-similar")
     few = " ".join(["mitigation --set seeds=[0]", *(f"--set arms.{arm}=null" for arm in left_out)])
-    words = [
-        shlex.split(command.replace("mitigation", few), comments=True) for command in commands
-    ]
+    words = [shlex.split(command.replace("mitigation", few), comments=True) for command in commands]
     ended_well(
         subprocess.Popen(
             [sys.executable, "-c", ONE_PROCESS, json.dumps(words)],
