@@ -92,8 +92,8 @@ def band(
     )
 
 
-EQUAL_ENOUGH = 6
-"""So many equal values on one side of a bound tell it: by chance one in 2⁵ cases has as many."""
+EQUAL_ENOUGH = 5
+"""So many equal values on one side of a bound tell it: by chance they lie there once in 2⁵."""
 
 
 def all_equal_and_few(interval: Interval) -> bool:

@@ -69,7 +69,7 @@ SUGGESTED = 3
 
 def similar_settings(kind: type[BaseModel], field: str) -> list[str]:
     """Settings that a misspelt one may stand for: of the same name elsewhere, or spelt alike."""
-    known = list(_settings_of(kind))
+    known = list(dict.fromkeys(_settings_of(kind)))  # classes of a choice share some
     _, _, last = field.rpartition(".")
     same = [name for name in known if name.rpartition(".")[2] == last]
     # `base.steps` is more likely `base.training.steps` than `sft.steps`.

@@ -131,7 +131,8 @@ def study(*changes: str, config: Path = SMALL) -> list[str]:
         ),
         (
             "preference.objective.betta=1",
-            "preference.objective.betta = 1: there is no such setting; look for a misspelling",
+            "preference.objective.betta = 1: there is no such setting; did you mean "
+            "preference.objective.beta",
         ),
         ("preference.objective.beta=-1", "preference.objective.beta = -1: Input should be greater"),
         ("sft.stepz=3", "sft.stepz = 3: there is no such setting"),
