@@ -40,6 +40,7 @@ def test_the_band_is_counted_and_held_against_rankings_without_a_gradient(tmp_pa
     assert f">{fell} of {len(below)}<" in section
     (force,) = [row for row in found.foresight if (row.ranking, row.split) == ("force", "train")]
     assert f"was right for {number(100 * force.right, 2)} % of 24" in section
+    assert found.bands.keys() == {row.pair_id for row in found.trained}
     older = tuple(row.model_copy(update={"band": None}) for row in found.rows)
     assert 'id="band"' not in written(Audit(older, found.texts), tmp_path)
 

@@ -128,6 +128,15 @@ def test_the_hardest_pairs_shares_add_up_and_one_ten_and_half_are_marked(
     assert list(marked.y) == [shares.y[count] for count in marked.x]
 
 
+def test_a_pair_that_pulled_stands_with_its_band(ledger: LedgerReader) -> None:
+    figure = fallen_figure(ledger, {"a": "below"})
+    plain = fallen_figure(ledger)
+    assert figure is not None and plain is not None
+    head, first, *_ = str(figure.beside).split("<tr>")[1:]
+    assert "band" in head and "below" in first, "a pulled hardest"
+    assert "band" not in str(plain.beside)
+
+
 def test_pairs_are_summed_over_the_fallen_answers(ledger: LedgerReader) -> None:
     mean, single = ledger.accounts
     other = replace(mean, row=single.row.model_copy(update={"name": "a", "pairs": ("a",)}))

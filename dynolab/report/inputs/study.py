@@ -10,7 +10,7 @@ from typing import Any
 from dynolab.claims.verdict import Verdict
 from dynolab.data.rows import Example, ProbeRow, Row, read_value
 from dynolab.results.arms import ComparedArms
-from dynolab.results.audit import ChosenChange, Foresight, PairAudit
+from dynolab.results.audit import Band, ChosenChange, Foresight, PairAudit
 from dynolab.results.forces import (
     AnalysisFacts,
     KernelFindings,
@@ -87,6 +87,11 @@ class Audit:
     def trained(self) -> list[PairAudit]:
         """The pairs of the training."""
         return [row for row in self.rows if row.split == "train"]
+
+    @property
+    def bands(self) -> dict[str, Band]:
+        """The bands of the training's pairs, where they are known."""
+        return {row.pair_id: row.band for row in self.trained if row.band}
 
     @property
     def moved(self) -> dict[tuple[str, str], float]:

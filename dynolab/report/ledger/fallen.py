@@ -30,6 +30,7 @@ from dynolab.report.style import (
     plotly_text,
     visible_token,
 )
+from dynolab.results.audit import Band
 from dynolab.results.ledger import FunctionalAccount
 from dynolab.results.ledger_reader import LedgerReader, Moment, Pulls, Pusher
 from dynolab.statistics import column
@@ -243,10 +244,12 @@ def hardest_side(pusher: Pusher, moments: Sequence[Moment]) -> tuple[Side, Token
     return hardest, summed(by_side[hardest])
 
 
-def fallen_figure(ledger: LedgerReader) -> Figure | None:
+def fallen_figure(ledger: LedgerReader, bands: Mapping[str, Band] | None = None) -> Figure | None:
     """A bar for every fallen answer by who pushed it; beside it the five pairs that pulled most.
 
     None without single answers.
+
+    **Arguments:** `bands`: of the training's pairs, by an audit before it.
     """
     answers = fallen_answers(ledger)
     if not answers:
@@ -278,20 +281,22 @@ def fallen_figure(ledger: LedgerReader) -> Figure | None:
     plot.update_yaxes(autorange="reversed", tickvals=places, ticktext=labels)
     half = half_of_a_fall(Pulls.down(summed_pushers(ledger)))
     fell = answers[0].change < 0
-    words = Words("ledger.html", ledger=ledger, answers=answers, fell=fell, half=half)
-    return replace(words.figure("fallen", plot), beside=_pullers(ledger))
+    words = Words("ledger.html", ledger=ledger, answers=answers, fell=fell, half=half, bands=bands)
+    return replace(words.figure("fallen", plot), beside=_pullers(ledger, bands or {}))
 
 
-def _pullers(ledger: LedgerReader) -> Markup:
-    """The five pairs that pulled most, with their texts."""
+def _pullers(ledger: LedgerReader, bands: Mapping[str, Band]) -> Markup:
+    """The five pairs that pulled most, with their texts and, where known, their bands."""
     moments: list[Moment] = []
     for account in fallen_accounts(ledger):
         moments += ledger.moments.get(account.row.name, ())
     rows = []
     for push, share in strongest(summed_pushers(ledger)):
         nats = numbers(push.total, push.from_chosen, push.from_rejected, sign=True)
-        rows.append((_pair(push, moments, ledger.rows), percent(share), *nats))
-    return table(("pair", "share", "nats", "through chosen", "through rejected"), rows, "snnnn")
+        band = (bands.get(push.example, "–"),) if bands else ()
+        rows.append((_pair(push, moments, ledger.rows), percent(share), *nats, *band))
+    head = ("pair", "share", "nats", "through chosen", "through rejected")
+    return table((*head, "band") if bands else head, rows, "snnnns" if bands else "snnnn")
 
 
 def strongest(pushers: Sequence[Pusher]) -> list[tuple[Pusher, float]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +28,22 @@ from dynolab.report.style import (
     plotly_text,
     style_of,
 )
+from dynolab.results.audit import Band
 from dynolab.results.ledger import FunctionalAccount
 from dynolab.results.ledger_reader import LedgerReader
 from dynolab.statistics import Interval
 
 
-def ledger_parts(ledger: LedgerReader) -> list[Figure | Section | None]:
+def ledger_parts(
+    ledger: LedgerReader, bands: Mapping[str, Band] | None = None
+) -> list[Figure | Section | None]:
     """Who pulled single answers down, sums by cause and by source of the data, who pushed when,
-    through which weights."""
+    through which weights.
+
+    **Arguments:** `bands`: of the training's pairs, by an audit before it.
+    """
     return [
-        fallen_figure(ledger),
+        fallen_figure(ledger, bands),
         pusher_section(ledger),
         token_map_figure(ledger.token_map, FELL_MOST) if ledger.token_map else None,
         waterfall_figure(ledger),

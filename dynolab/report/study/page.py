@@ -136,7 +136,8 @@ def _page(inputs: ReportInputs, results: Found) -> Page:
         pairs=len(results.pairs),
     )
     maps = [training.token_map for training in trainings if training.token_map]
-    parts: list[Figure | Section | None] = ledger_parts(ledger) if ledger else [None] * 7
+    bands = inputs.audit.bands if inputs.audit else None
+    parts: list[Figure | Section | None] = ledger_parts(ledger, bands) if ledger else [None] * 7
     fallen, pushers, hardest, causes, sources, *when = parts
     return Page(
         name=facts.name,
