@@ -293,10 +293,9 @@ def _pullers(ledger: LedgerReader, bands: Mapping[str, Band]) -> Markup:
     rows = []
     for push, share in strongest(summed_pushers(ledger)):
         nats = numbers(push.total, push.from_chosen, push.from_rejected, sign=True)
-        band = (bands.get(push.example, "–"),) if bands else ()
-        rows.append((_pair(push, moments, ledger.rows), percent(share), *nats, *band))
-    head = ("pair", "share", "nats", "through chosen", "through rejected")
-    return table((*head, "band") if bands else head, rows, "snnnns" if bands else "snnnn")
+        pair = _pair(push, moments, ledger.rows, bands.get(push.example))
+        rows.append((pair, percent(share), *nats))
+    return table(("pair", "share", "nats", "through chosen", "through rejected"), rows, "snnnn")
 
 
 def strongest(pushers: Sequence[Pusher]) -> list[tuple[Pusher, float]]:
@@ -332,13 +331,19 @@ def pusher_section(ledger: LedgerReader) -> Section | None:
     return Words("ledger.html", ledger=ledger, answers=answers).section("pushers", *details)
 
 
-def _pair(push: Pusher, moments: Sequence[Moment], rows: Mapping[str, Example]) -> Markup:
-    """A pair's id, prompt and answer that pulled, coloured where its tokens are known."""
+def _pair(
+    push: Pusher,
+    moments: Sequence[Moment],
+    rows: Mapping[str, Example],
+    band: Band | None = None,
+) -> Markup:
+    """A pair's id, band, prompt and answer that pulled, coloured where its tokens are known."""
     side, tokens = hardest_side(push, moments)
     row = rows.get(push.example)
     text = (getattr(row, side) or "") if row else ""
     pair: Markup = PARTS.pair(
         name=excerpt(push.example, 24),
+        band=band,
         prompt=prompt_of(push.example, rows, 90),
         side=side,
         text=coloured(tokens, text) if tokens else excerpt(text, 240),
