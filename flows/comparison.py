@@ -39,7 +39,7 @@ Label = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
 
 
 def given_arms(arms: Any) -> Any:
-    """Arms but those that are null, which a run of a file leaves out: `arms.dpo=null`."""
+    """The arms that are not null; a null leaves an arm of a file out: `arms.dpo=null`."""
     if not isinstance(arms, dict):
         return arms
     return {label: arm for label, arm in arms.items() if arm is not None}

@@ -53,7 +53,7 @@ class Step:
     inputs: Mapping[str, str] = field(default_factory=dict)
 
     compared_by: Mapping[str, str] = field(default_factory=dict)
-    """What tells this step's run in MLflow from those that it is compared with: parameters there.
+    """Parameters of this step's run in MLflow, which tell it from the runs beside it.
 
     Empty for steps that are not compared.
     """

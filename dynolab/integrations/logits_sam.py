@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dynolab.errors import ConfigError, check_settings
 from dynolab.integrations.trained import Watching, check_trainer, unwrapped
-from dynolab.training.sharpness import Shift, output_layer
+from dynolab.training.sharpness import Shift, ascent, output_layer
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
@@ -75,14 +75,14 @@ class LogitsSAM(Watching):
         weight = self._layer.weight
         if shift is None:
             return whole(self.trainer, model, inputs, *rest, **named)
-        own = weight.detach().clone()
+        before = weight.detach().clone()
         try:
             with torch.no_grad():
                 weight += shift.to(weight.dtype)
             return whole(self.trainer, model, inputs, *rest, **named)
         finally:
             with torch.no_grad():
-                weight.copy_(own)
+                weight.copy_(before)
 
     def _ascent(self, model: Any, inputs: Any, items: Any = None) -> Shift:
         trainer: Any = self.trainer
@@ -102,9 +102,7 @@ class LogitsSAM(Watching):
             raise ConfigError(
                 "trainer", type(trainer).__name__, "its loss does not go through the output layer"
             )
-        total: Shift = gradient.float()
-        norm = total.norm()
-        return total * (self.rho / norm) if norm > 0 else total
+        return ascent(gradient.float(), self.rho)
 
 
 def _causal(trainer: Trainer) -> Any:

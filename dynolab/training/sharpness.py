@@ -20,7 +20,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from dynolab import distributed
 from dynolab.errors import ConfigError
 
 Shift = Float[Tensor, "vocabulary features"]
@@ -62,7 +61,9 @@ def no_shift(layer: nn.Linear) -> Shift:
 
 
 def ascent(gradient: Shift, rho: float) -> Shift:
-    """`ρ g / ‖g‖` of all ranks' gradient; zeros without one."""
-    total = distributed.add_up(gradient)
-    norm = total.norm()
-    return total * (rho / norm) if norm > 0 else total
+    """`ρ g / ‖g‖`: where a loss of this gradient rises fastest; zeros where there is none.
+
+    **Arguments:** `rho`: the length, by the Euclidean norm over the whole matrix.
+    """
+    norm = gradient.norm()
+    return gradient * (rho / norm) if norm > 0 else gradient

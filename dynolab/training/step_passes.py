@@ -84,7 +84,7 @@ class StepPasses:
                 loss = self._objective.loss(engine.logits(tokens, read), tokens)
                 if micro:
                     gradient += torch.autograd.grad(loss, zeros)[0]
-        return ascent(gradient, rho)
+        return ascent(distributed.add_up(gradient), rho)
 
     def _accumulate(
         self, engine: Engine, step: int, examples: Sequence[StepExample], totals: Totals

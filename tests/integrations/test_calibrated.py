@@ -18,6 +18,17 @@ from tests.integrations.test_dose import STEEP, gradients, weights_after
 from tests.integrations.test_forces import sft
 from tests.integrations.test_trained import dpo
 
+in_peoples_settings = pytest.mark.parametrize(
+    "settings",
+    [
+        {"gradient_accumulation_steps": 2},
+        {"peft": LoraConfig(r=2, target_modules=["q_proj"])},
+        {"bf16": True, "gradient_checkpointing": True},
+    ],
+    ids=lambda settings: "-".join(settings),
+)
+"""Runs a test under what people set besides the loss."""
+
 
 def weigh_rows(trainer: Any, factors: Tensor) -> Any:
     """Multiplies the loss's gradient through each row of the outputs."""
@@ -77,15 +88,7 @@ def test_doses_of_one_train_as_without_it_to_the_bit(
     assert all(torch.equal(plain[name], same[name]) for name in plain)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"gradient_accumulation_steps": 2},
-        {"peft": LoraConfig(r=2, target_modules=["q_proj"])},
-        {"bf16": True, "gradient_checkpointing": True},
-    ],
-    ids=lambda settings: "-".join(settings),
-)
+@in_peoples_settings
 def test_it_is_one_line_in_a_script(tmp_path: Path, settings: Any) -> None:
     trainer: Any = dpo(tmp_path, **STEEP | settings)
     trainer.add_callback(scaled := dynolab.CalibratedDose(trainer))

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig
 
 import dynolab
 from dynolab.errors import ConfigError
 from dynolab.training.sharpness import output_layer
+from tests.integrations.test_calibrated import in_peoples_settings
 from tests.integrations.test_dose import STEEP
 from tests.integrations.test_forces import sft
 from tests.integrations.test_trained import dpo
@@ -31,35 +31,27 @@ def test_a_step_has_the_gradient_beside_the_output_layer(tmp_path: Path) -> None
     trainer.train()
     inputs = next(iter(trainer.get_train_dataloader()))
     weight = output_layer(trainer.model).weight
-    own = weight.detach().clone()
+    before = weight.detach().clone()
     name = next(n for n, p in trainer.model.named_parameters() if p is weight)
     by_layer = gradients(trainer, inputs)[name]
     with torch.no_grad():
         weight += RHO * by_layer / by_layer.norm()
     expected = gradients(trainer, inputs)
     with torch.no_grad():
-        weight.copy_(own)
+        weight.copy_(before)
     sam = dynolab.LogitsSAM(trainer, rho=RHO)
     sam.on_train_begin(trainer.args, trainer.state, trainer.control)
     trainer._metrics["train"].clear()
-    found = gradients(trainer, inputs)
-    assert not sam.off and torch.equal(weight, own)
+    beside = gradients(trainer, inputs)
+    assert not sam.off and torch.equal(weight, before)
     assert {len(values) for values in trainer._metrics["train"].values()} == {1}
     for parameter, gradient in expected.items():
-        torch.testing.assert_close(found[parameter], gradient, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(beside[parameter], gradient, rtol=1e-4, atol=1e-6)
     sam.on_train_end(trainer.args, trainer.state, trainer.control)
     assert "training_step" not in vars(trainer)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"gradient_accumulation_steps": 2},
-        {"peft": LoraConfig(r=2, target_modules=["q_proj"])},
-        {"bf16": True, "gradient_checkpointing": True},
-    ],
-    ids=lambda settings: "-".join(settings),
-)
+@in_peoples_settings
 def test_it_is_one_line_in_a_script(tmp_path: Path, settings: Any) -> None:
     trainer: Any = dpo(tmp_path, **STEEP | settings)
     trainer.add_callback(sam := dynolab.LogitsSAM(trainer, rho=RHO))

@@ -86,15 +86,17 @@ def test_the_gradient_is_that_beside_the_output_layer(
     by_layer = step.by_autograd(moved)[name]
     with torch.no_grad():
         layer.weight += RHO * by_layer / by_layer.norm()
-    expected, found = step.by_autograd(moved), step.accumulated()
-    own = layer_name(step.logits)
-    for weight, gradient in found.items():
+    expected, accumulated = step.by_autograd(moved), step.accumulated()
+    tied = layer_name(step.logits)
+    for weight, gradient in accumulated.items():
         truth = expected[weight]
-        if weight == own != name:  # one matrix for inputs, too, adds up both gradients
+        if weight == tied != name:  # one matrix for inputs, too, adds up both gradients
             truth = truth + expected[name]
         torch.testing.assert_close(gradient, truth, rtol=1e-9, atol=1e-12)
     plain = step.by_autograd(step.logits)
-    assert any(not torch.allclose(found[weight], plain[weight], rtol=1e-3) for weight in found)
+    assert any(
+        not torch.allclose(accumulated[weight], plain[weight], rtol=1e-3) for weight in accumulated
+    )
     assert not output_layer(step.logits.model)._forward_hooks
 
 
