@@ -23,7 +23,8 @@ class LogitsSAM(Watching):
     The layer's weights W become `W + ρ g / ‖g‖`, g the gradient of the batch's loss by W, while
     the trainer makes its passes, and W to the bit afterwards (logits-SAM, Luo et al., arXiv
     2603.18258). Each device's batch has its own g; the settings of a study take that of the whole
-    step (`objective.logits_sam`). Where input and output embeddings are one matrix, both are moved.
+    step (`objective.logits_sam`). Where input and output embeddings are one matrix, both are moved;
+    so is a reference that is the model without its adapters (not with `precompute_ref_log_probs`).
     It takes a forward pass more. What the trainer logs of its loss is of the moved layer.
 
     If it fails, one warning says why, and training goes on without it.
