@@ -66,13 +66,18 @@ LENGTHS = (48, 24, 20)
 SMALL_GPU = Machine("small", 1, 1, 2**40, 1e13, 1e14, "has no room for any copy")
 
 
-def write_inputs(home: Path, model: PreTrainedModel) -> list[ProbeRow]:
-    """Writes a model, its tokenizer, pairs and probe rows, which are returned."""
+def write_inputs(
+    home: Path,
+    model: PreTrainedModel,
+    lengths: tuple[int, int, int] = LENGTHS,
+    watched: int = PAIRS,
+) -> list[ProbeRow]:
+    """Writes a model, its tokenizer, pairs, and probe rows of some of them, which are returned."""
     model.save_pretrained(home / "model")
     make_tokenizer().save_pretrained(home / "model")
-    rows = random_pairs([f" {word}" for word in WORDS], LENGTHS, 4 * PAIRS)
+    rows = random_pairs([f" {word}" for word in WORDS], lengths, max(4 * PAIRS, watched))
     write_rows(home / "train.jsonl", rows)
-    probes = probes_of(rows[:PAIRS])
+    probes = probes_of(rows[:watched])
     write_rows(home / "probes.jsonl", probes)
     return probes
 

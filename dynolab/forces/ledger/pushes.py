@@ -135,7 +135,7 @@ class _Pushes:
         # Without labels: only a step's entries name its rows.
         step = StepMade(self.record.facts.step, (), rows, self.map, change, blocks)
         total = torch.zeros(len(self.slopes), len(rows), dtype=torch.float64)
-        for _, columns in step.slices():
+        for _, columns in step.slices(len(rows) + len(self.slopes)):
             here = self.map.at(columns)
             parts = step.parts(columns, here.gradient.device)
             removal = step.removal(here, self.slopes[:, columns].to(parts))

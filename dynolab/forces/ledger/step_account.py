@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.function.weights import SLICE, block_columns, products
+from dynolab.forces.function.weights import SLICE, SUMMED, block_columns, products
 from dynolab.forces.ledger.entries import SIDES, Nats, StepAccount
 from dynolab.forces.ledger.functional import Slopes
 from dynolab.forces.ledger.recorded_map import Change, RecordedMap
@@ -20,6 +20,10 @@ from dynolab.forces.ledger.responses import StepResponses
 from dynolab.forces.map.weighted import Updating
 from dynolab.forces.step.optimizers import OptimizerMap, Removal, clipping_of, is_linear
 from dynolab.training.step_record import StepRecord
+
+
+CACHED = 2**19
+"""Numbers that are read again and again at once: what a core's caches hold."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class StepMade:
         count = len(self.gradients) + len(self.groups)
         squares = torch.zeros(count, dtype=torch.float64, device=device)  # ‖g − h‖²
         square = squares.new_zeros(())  # ‖g‖²
-        for _, columns in self.slices():
+        for _, columns in self.slices(count):
             parts = self.parts(columns, device)
             update_map = self.map.at(columns)
             # `parts[:0]`, slopes of no functionals: a norm needs none.
@@ -74,12 +78,18 @@ class StepMade:
         facts = self.map.facts
         return clipping_of(facts).without(squares.sqrt(), square.sqrt(), facts.clip_factor)
 
-    def slices(self) -> Iterator[tuple[str, slice]]:
-        """All columns, at most `SLICE` at once, with their block."""
+    def slices(self, rows: int) -> Iterator[tuple[str, slice]]:
+        """All columns, some at once, with their block.
+
+        So many are taken at once that `rows` rows of them stay in a CPU's caches while they are
+        read again and again; on a GPU `SLICE`.
+        """
+        on_gpu = self.map.at(slice(0, 0)).out.device.type == "cuda"
+        width = SLICE if on_gpu else min(SLICE, max(SUMMED, CACHED // rows))
         for block, columns in self.blocks.items():
             for stretch in columns:
-                for start in range(stretch.start, stretch.stop, SLICE):
-                    yield block, slice(start, min(start + SLICE, stretch.stop))
+                for start in range(stretch.start, stretch.stop, width):
+                    yield block, slice(start, min(start + width, stretch.stop))
 
 
 @dataclass(frozen=True)
@@ -144,7 +154,9 @@ def entries_of(
     pushed = None if later is None else later.push
     if pushed is None and not every_step:
         pushed = torch.empty_like(end.gradients)
-    for block, columns in step.slices():
+    if not step.map.carry:
+        later = None  # without momentum no later step answers to this one's gradient
+    for block, columns in step.slices(len(start.values) + responses):
         update_map = step.map.at(columns)
         # q̄, the mean of the slopes at both ends: along it a change has no second-order error.
         slopes = start.gradients[:, columns].add(end.gradients[:, columns]).div_(2).to(device)
