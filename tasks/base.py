@@ -185,7 +185,7 @@ def estimate(costs: Costs, config: BaseConfig, _: Reads) -> StageCost:
         return costs.training(config.training, corpus)
     cost = costs.passes(0)
     size = FP32 * cost.parameters
-    return replace(cost, host_bytes=size, written=size)
+    return replace(cost, host_bytes=size, read=size, written=2 * size)
 
 
 # The hash of its content identifies a folder, so its path is no part of the key.

@@ -254,6 +254,7 @@ def estimate(costs: Costs, config: ForcesConfig, reads: Reads) -> StageCost:
         batch_tokens=config.batch_tokens,
         training=reads.get("trained"),
         states=states,
+        records=steps,
     )
 
 

@@ -17,7 +17,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from dynolab.costs.machines import StageCost
-from dynolab.costs.memory import ledger_copies, recorded_states
+from dynolab.costs.memory import FP32, ledger_copies, recorded_states
 from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.rows import ProbeRow, first_pairs, read_rows, read_value
 from dynolab.data.token_texts import token_string
@@ -42,7 +42,7 @@ from tasks.shared.costs import Costs, Reads
 from tasks.shared.policies import adapter_folder, load_encoder, load_policy
 from tasks.shared.replay import Replay, learned_steps
 from tasks.shared.selection import moved_most
-from tasks.training import STEPS
+from tasks.training import STEPS, keeps_steps
 
 CARRY, WAITING = "carry", "waiting"
 """Folders of a resume state, and of functionals that do not fit into memory with the others."""
@@ -273,20 +273,25 @@ GPU_COPIES = 9
 the record itself, is in main memory. Not measured on a GPU."""
 
 
-def estimate(costs: Costs, config: LedgerJob, _: Reads) -> StageCost:
-    """A training that runs twice more; at each of its steps, gradients of observed answers and of
-    the batch. Memory is what it cannot do without: one functional at a time."""
+def estimate(costs: Costs, config: LedgerJob, reads: Reads) -> StageCost:
+    """At each step, gradients of observed answers and of the batch, and a training that runs twice
+    more, at most, without its probes, the reference's scoring and resume states; not at all where
+    the training keeps its steps. Memory is what it cannot do without: one functional at a time."""
     training, optimizer = config.training, config.training.optimizer
     batch = costs.batch_tokens(config.batch_tokens)
     frozen, copy = costs.weights(training, batch)
-    again = costs.training(training, again=True)
+    steps, replays = tuple(range(0, training.steps, config.every)), list[StageCost]()
+    if not keeps_steps(reads.get("trained", training), FP32 * costs.inputs.shape().parameters):
+        # As a whole once, and each segment from a state: a step is recorded in one of both.
+        for recorded in ((), steps):
+            changes = {"record_steps": recorded, "probe_every": 0, "checkpoint_every": 0}
+            replays.append(costs.training(training.model_copy(update=changes), again=True))
     responses = training.batch_size * getattr(training, "completions", 2)
     single_answers = config.answers + config.heldout_answers
     measures = 2 * (len(config.measures) + 2 * bool(config.rewards))  # of both splits
     functionals = costs.inputs.functionals + measures
     answers = functionals * config.pairs + 4 * single_answers + 2 * responses
-    entered = -(-training.steps // config.every)
-    cost = costs.passes(entered * answers * costs.answer)
+    cost = costs.passes(len(steps) * answers * costs.answer)
     every_step = config.every == 1
     copies = 1 + ledger_copies(optimizer, functionals=1, responses=responses, every_step=every_step)
     rank_bytes, host_bytes = frozen + copies * copy, 0
@@ -298,12 +303,15 @@ def estimate(costs: Costs, config: LedgerJob, _: Reads) -> StageCost:
             rows = min(responses, max(1, batch // costs.answer)) if training.lora is None else 0
             cost = costs.streamed(cost, training, batch, 1 + rows, copies * copy)
             rank_bytes, host_bytes = cost.rank_bytes, cost.host_bytes
+    records = len(steps) * copy * (2 + recorded_states(optimizer))
     return replace(
         cost,
-        hours=cost.hours + 2 * again.hours,
-        rank_bytes=max(rank_bytes, again.rank_bytes),
-        host_bytes=max(host_bytes, again.host_bytes),
-        written=entered * copy * (2 + recorded_states(optimizer)),
+        hours=cost.hours + sum(replay.hours for replay in replays),
+        sending_hours=sum(replay.sending_hours for replay in replays),
+        rank_bytes=max([rank_bytes, *(replay.rank_bytes for replay in replays)]),
+        host_bytes=max([host_bytes, *(replay.host_bytes for replay in replays)]),
+        read=records,
+        written=records if replays else 0,
     )
 
 

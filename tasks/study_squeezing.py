@@ -269,7 +269,7 @@ COPIES = AnalysisCopies(host=10)
 def estimate(costs: Costs, config: SqueezingJob, reads: Reads) -> StageCost:
     """The pairs' answers, 32 times for each recorded step."""
     steps, states = costs.recorded(reads)
-    return costs.analysis(32 * steps * config.pairs, COPIES, states=states)
+    return costs.analysis(32 * steps * config.pairs, COPIES, states=states, records=steps)
 
 
 SQUEEZING = Stage("squeezing", 3, measure_squeezing, ("batch_tokens",), estimate)

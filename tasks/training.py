@@ -14,6 +14,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import ValidationError
 
 from dynolab.costs.machines import StageCost
+from dynolab.costs.memory import FP32
 from dynolab.data.rows import ProbeRow, read_rows, read_value
 from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
@@ -90,7 +91,7 @@ def run_training(
     for folder in (work.cache / STEPS).glob("*/*"):
         if time.time() - folder.stat().st_mtime > DAY or (folder == steps and resume is None):
             shutil.rmtree(folder, ignore_errors=True)
-    copies = COPIES * sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
     job = TrainJob(
         config=config,
         model=model,
@@ -98,7 +99,7 @@ def run_training(
         probes=probes if watches else None,
         reference_cache=work.cache / "reference",
         record_cache=work.cache / RECORDS,
-        all_steps=steps if config.keep_steps and copies * config.steps <= STEPS_BYTES else None,
+        all_steps=steps if keeps_steps(config, size) else None,
         output=work.output,
         logs=work.logs,
         resume_out=states,
@@ -127,6 +128,11 @@ def run_training(
         "seconds": work.seconds,
         "resumed_from": float(begin),
     }
+
+
+def keeps_steps(config: LoopConfig, model_bytes: int) -> bool:
+    """Whether a training keeps all its steps, of a model of so many bytes."""
+    return config.keep_steps and COPIES * model_bytes * config.steps <= STEPS_BYTES
 
 
 def newest_state(work: Work[Config]) -> tuple[int, Path] | None:
@@ -211,6 +217,8 @@ def estimate(costs: Costs, config: LoopConfig, reads: Reads) -> StageCost:
         check_probes(config, inputs.loaded.probes)
         if isinstance(config, TrainConfig) and not inputs.gives_prompts:
             _check_planned(costs, config)
+    if keeps_steps(config, FP32 * inputs.shape().parameters):
+        config = config.model_copy(update={"record_steps": tuple(range(config.steps))})
     return costs.training(config)
 
 

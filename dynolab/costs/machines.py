@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import os
 import re
+import tempfile
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from threading import Thread
+from typing import TYPE_CHECKING, Any
 
 from dynolab.errors import ConfigError
 
@@ -15,14 +18,21 @@ if TYPE_CHECKING:
     import torch
 
 
+GPUS_PER_HOST = 8
+"""GPUs of a host, as in NVIDIA's DGX and HGX; a machine of more is several hosts."""
+
+
 @dataclass(frozen=True)
 class Machine:
-    """One host: `devices` GPUs, or none.
+    """`devices` GPUs, or one host without any.
 
-    - `device_bytes`: what each GPU's tensors may take; `host_bytes`: main memory.
+    - `device_bytes`: what each GPU's tensors may take; `host_bytes`: main memory of a host.
     - `fp32`, `bf16`: floating-point operations per second of one GPU's datasheet, or what a large
       model reaches on this host's CPUs. fp32 is IEEE's: TF32 rounds factors, which
       `check_float32_products` refuses.
+    - `link`: bytes per second that a rank sends to others of its host, in one direction; `network`:
+      that a host sends to others.
+    - `disk`: bytes per second that are written or read.
     - `source`: where the figures are from.
     """
 
@@ -32,6 +42,9 @@ class Machine:
     host_bytes: int
     fp32: float
     bf16: float
+    link: float
+    network: float
+    disk: float
     source: str
 
     @property
@@ -44,23 +57,49 @@ class Machine:
         speed = self.bf16 if dtype == "bf16" else self.fp32
         return 6 * parameters / (speed * (REACHED[dtype] if self.gpus else 1.0))
 
+    def sending_seconds(self, sent: float, ranks: int) -> float:
+        """Of collectives of some ranks, each of which sends so many bytes round rings.
+
+        A ring leaves each host once, so that the host's GPUs have `network` together.
+        """
+        speed = self.link if ranks <= GPUS_PER_HOST else min(self.link, self.network)
+        return sent / (speed * (REACHED["link"] if self.gpus else 1.0))
+
 
 USABLE = 0.94
 """Part of a GPU's memory that tensors get: CUDA's context, NCCL's buffers and gaps between tensors
 take the rest. Not measured: an allowance."""
 
 _GPUS = {
-    "l40s": (48, 91.6e12, 362e12, "NVIDIA L40S datasheet"),
-    "rtx4090": (24, 82.6e12, 165.2e12, "NVIDIA Ada GPU architecture whitepaper, GeForce RTX 4090"),
-    "a100": (80, 19.5e12, 312e12, "NVIDIA A100 80GB datasheet"),
-    "h100": (80, 67e12, 989e12, "NVIDIA H100 SXM datasheet"),
-    "h200": (141, 67e12, 989e12, "NVIDIA H200 SXM datasheet"),
+    "l40s": (48, 91.6e12, 362e12, 32e9, 50e9, "NVIDIA L40S datasheet"),
+    "rtx4090": (
+        24,
+        82.6e12,
+        165.2e12,
+        32e9,
+        3.125e9,
+        "NVIDIA Ada GPU architecture whitepaper, GeForce RTX 4090",
+    ),
+    "a100": (80, 19.5e12, 312e12, 300e9, 200e9, "NVIDIA A100 80GB datasheet"),
+    "h100": (80, 67e12, 989e12, 450e9, 400e9, "NVIDIA H100 SXM datasheet"),
+    "h200": (141, 67e12, 989e12, 450e9, 400e9, "NVIDIA H200 SXM datasheet"),
 }
-"""GPU → decimal GB of memory, dense operations per second in fp32 and in bf16, and the source."""
+"""GPU → decimal GB of memory, dense operations per second in fp32 and in bf16, bytes per second of
+`Machine.link` and of `Machine.network`, and the source.
 
-REACHED = {"fp32": 0.6, "bf16": 0.4}
+Links are the datasheets' NVLink (600 and 900 GB/s in both directions) or 16 lanes of PCIe 4.0. A
+GeForce's driver sends by way of main memory, which can be slower. Networks are eight of 200 Gb/s
+(NVIDIA DGX A100 datasheet), eight of 400 Gb/s (DGX H100 and H200 user guide), 400 Gb/s (Amazon EC2
+g6e.48xlarge, eight L40S), and of hosts of GeForces 25 Gb/s, an assumption."""
+
+REACHED = {"fp32": 0.6, "bf16": 0.4, "link": 0.8}
 """Part of a GPU's datasheet speed that trainings are taken to reach; of CPUs, half of the speed of
-large matrix products."""
+large matrix products. Links lose a fifth to their protocol: NCCL's rings reach 370 of an H100's 450
+GB/s (its maintainers, https://github.com/NVIDIA/nccl-tests/issues/212)."""
+
+DISK = 1e9
+"""Bytes per second of named machines' disks: an assumption, of NVMe and a sha256 of all that is
+written or read."""
 
 HOST_BYTES_PER_GPU = 256 * 10**9
 """Main memory beside each GPU: 2 TB in NVIDIA's hosts of eight (DGX A100, H100, H200)."""
@@ -84,7 +123,10 @@ def this_machine() -> Machine:
         host_bytes=psutil.virtual_memory().total,
         fp32=reached * _speed(device, torch.float32),
         bf16=reached * _speed(device, torch.bfloat16 if devices else torch.float32),
-        source=f"{name}; products timed now",
+        link=_copy_speed(devices) if devices else _gloo_speed(),
+        network=math.inf,  # it is one host
+        disk=_disk_speed(),
+        source=f"{name}; products, links and disk timed now",
     )
 
 
@@ -94,12 +136,74 @@ def _speed(device: torch.device, dtype: torch.dtype) -> float:
 
     size = 8192 if device.type == "cuda" else 768
     left = torch.ones(size, size, dtype=dtype, device=device)
+    return 2 * size**3 / _least_seconds(lambda: (left @ left)[0, 0].item())
+
+
+def _least_seconds(
+    work: Callable[[], object], clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Of three runs."""
     seconds = []
     for _ in range(3):
-        began = time.perf_counter()
-        (left @ left)[0, 0].item()
-        seconds.append(time.perf_counter() - began)
-    return float(2 * size**3 / min(seconds))
+        began = clock()
+        work()
+        seconds.append(clock() - began)
+    return min(seconds)
+
+
+_SENT = 2**24
+"""Bytes whose way is timed."""
+
+
+def _copy_speed(devices: int) -> float:
+    """Bytes per second from one GPU to another, if there is one."""
+    import torch
+
+    if devices == 1:
+        return math.inf
+    size = 16 * _SENT
+    sent, received = (torch.ones(size, dtype=torch.uint8, device=f"cuda:{n}") for n in (0, 1))
+    return size / _least_seconds(lambda: received.copy_(sent)[0].item())
+
+
+def _gloo_speed() -> float:
+    """Bytes per second that each of two ranks on CPUs sends in an all-reduce, adding included.
+
+    By the processor time of both, so that other programs change nothing.
+    """
+    import torch
+    import torch.distributed as dist
+
+    gloo: Any = dist.ProcessGroupGloo  # whose stub lacks what follows
+    store, seconds, options = dist.HashStore(), list[float](), gloo._Options()
+    # By default it listens at the address of the host's name.
+    options._devices = [gloo.create_device(hostname="127.0.0.1")]
+
+    def rank(number: int) -> None:
+        group = gloo(store, number, 2, options)
+        values = torch.ones(_SENT // 4)
+        both = _least_seconds(lambda: group.allreduce([values]).wait(), time.process_time)
+        seconds.append(both / 2)
+
+    others = [Thread(target=rank, args=(number,)) for number in range(2)]
+    for thread in others:
+        thread.start()
+    for thread in others:
+        thread.join()
+    return _SENT / max(seconds)
+
+
+def _disk_speed() -> float:
+    """Bytes per second that are written, to the disk of temporary files."""
+    content = os.urandom(_SENT)
+    with tempfile.TemporaryFile() as file:
+
+        def write() -> None:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+
+        return _SENT / _least_seconds(write)
 
 
 def machine_named(name: str) -> Machine:
@@ -111,15 +215,18 @@ def machine_named(name: str) -> Machine:
     if match is None or match[1] not in _GPUS:
         names = ", ".join(f"{gpu}, {gpu}x8" for gpu in _GPUS)
         raise ConfigError("--machine", name, f"is not known; give one of {names} or another number")
-    size, fp32, bf16, source = _GPUS[match[1]]
+    size, fp32, bf16, link, network, source = _GPUS[match[1]]
     count = int(match[2] or 1)
     return Machine(
         name=name,
         devices=count,
         device_bytes=int(size * 10**9 * USABLE),
-        host_bytes=count * HOST_BYTES_PER_GPU,
+        host_bytes=min(count, GPUS_PER_HOST) * HOST_BYTES_PER_GPU,
         fp32=fp32,
         bf16=bf16,
+        link=link,
+        network=network,
+        disk=DISK,
         source=source,
     )
 
@@ -135,8 +242,10 @@ class StageCost:
     - `parameters`: of its model; `tokens`: positions that its forwards and backwards run over,
       padding included.
     - `rank_bytes`: most bytes of tensors on the device of each of its `ranks`; on CPUs these are
-      main memory. `host_bytes`: main memory beside that, of all ranks.
-    - `written`: bytes written to disk.
+      main memory. `host_bytes`: main memory beside that, of all ranks of a host.
+    - `read`, `written`: bytes of the disk.
+    - `hours`: of computing, of sending between ranks (`sending_hours`) and of the disk
+      (`disk_hours`), one after another: nothing is taken to overlap.
     """
 
     parameters: int = 0
@@ -144,8 +253,16 @@ class StageCost:
     ranks: int = 1
     rank_bytes: int = 0
     host_bytes: int = 0
+    read: int = 0
     written: int = 0
     hours: float = 0.0
+    sending_hours: float = 0.0
+    disk_hours: float = 0.0
+
+    def with_disk(self, machine: Machine) -> StageCost:
+        """The same with the hours of its bytes on the machine's disk."""
+        disk_hours = (self.read + self.written) / machine.disk / 3600
+        return replace(self, hours=self.hours + disk_hours, disk_hours=disk_hours)
 
     def lacks(self, machine: Machine) -> str | None:
         """What the machine is short of, for a message; None if the stage fits."""
@@ -174,6 +291,6 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
-def gigabytes(size: int) -> str:
+def gigabytes(size: float) -> str:
     """Decimal gigabytes, such as `12.3 GB`."""
     return f"{size / 1e9:.1f} GB"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dynolab.costs.machines import GPUS_PER_HOST
 from dynolab.costs.shape import ModelShape
 from dynolab.costs.traced import Activations
 from dynolab.training.config import LoopConfig, OptimizerConfig
@@ -24,7 +25,7 @@ class TrainingBytes:
     """Most bytes of tensors at once.
 
     - `rank`: on the device of a rank.
-    - `host`: of all ranks in main memory, beside what their devices are if these are CPUs.
+    - `host`: of a host's ranks in main memory, beside what their devices are if these are CPUs.
     """
 
     rank: int
@@ -55,8 +56,9 @@ def training_bytes(
     if not gpus:
         later = max(working + copies.in_step, copies.after)
         return TrainingBytes(activation_bytes + copies.every + later, 0)
-    loading = FP32 * shape.parameters * config.engine.ranks
-    copied = copies.every * config.engine.ranks + max(copies.in_step, copies.after)
+    together = min(config.engine.ranks, GPUS_PER_HOST)
+    loading = FP32 * shape.parameters * together
+    copied = copies.every * together + max(copies.in_step, copies.after)
     return TrainingBytes(activation_bytes + working, max(loading, copied))
 
 

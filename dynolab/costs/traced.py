@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -141,15 +143,33 @@ def forward_backward(
 
 
 def seconds_of(model: nn.Module, batch: MicroBatch) -> float:
-    """Of a forward and a backward on this machine: the quicker of two after a first one."""
+    """Of a forward and a backward on this machine, if it does nothing else: the quicker of two
+    after a first one, by the processor time of the thread that computes."""
     tokens = zero_tokens(batch, causal_model(model))
     seconds = []
     for _ in range(3):
-        began = time.perf_counter()
+        began = time.thread_time()
         forward_backward(model, tokens)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.thread_time() - began)
         model.zero_grad()
     return min(seconds[1:])
+
+
+def seconds_together(models: Sequence[nn.Module], batch: MicroBatch) -> float:
+    """Of the slowest of some models whose passes run at once, as those of ranks on CPUs do.
+
+    Each has its share of the cores, as a rank has; one alone has torch's number of threads.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+    def run(model: nn.Module) -> float:
+        torch.set_num_threads(max(1, (cores or 1) // len(models)))  # of this thread's passes
+        return seconds_of(model, batch)
+
+    if len(models) == 1:
+        return seconds_of(models[0], batch)
+    with ThreadPoolExecutor(len(models)) as pool:
+        return max(pool.map(run, models))
 
 
 def _drop(weight: Tensor) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dynolab.costs.batches import Lengths, joined, lengths_of, training_batches
+from dynolab.costs.communication import sent_bytes
 from dynolab.costs.machines import Machine, StageCost
 from dynolab.costs.memory import (
     FP32,
@@ -22,7 +23,7 @@ from dynolab.costs.memory import (
     states,
     training_bytes,
 )
-from dynolab.costs.traced import Activations, MicroBatch, activation_bytes, seconds_of
+from dynolab.costs.traced import Activations, MicroBatch, activation_bytes, seconds_together
 from dynolab.data.batches import CHOSEN, REJECTED
 from dynolab.data.encode import EncodedExample
 from dynolab.forces.function.policy import CPU_TOKENS, gpu_tokens
@@ -71,15 +72,17 @@ class Costs:
     def __init__(self, inputs: Inputs, machine: Machine) -> None:
         self.inputs, self.machine = inputs, machine
         self._traced: dict[tuple[Any, ...], Activations] = {}
+        self._timed: dict[int, float] = {}
 
     def training(
         self, config: LoopConfig, rows: Sequence[Lengths] = (), *, again: bool = False
     ) -> StageCost:
         """A training on rows or on groups; by default on the data's.
 
-        **Arguments:** `again`: without probes, and with the reference's scores from the cache.
+        **Arguments:** `again`: with the reference's scores of rows from the cache.
         """
         shape, engine = self.inputs.shape(config), config.engine
+        grouped = isinstance(config, GroupTrainConfig)
         lengths = rows or self._lengths(config)
         tokens, largest = training_batches(config, lengths)
         activations = self._activation_bytes(
@@ -90,15 +93,16 @@ class Costs:
             checkpoint=engine.checkpoint_activations,
         )
         memory = training_bytes(config, shape, activations, gpus=self.machine.gpus)
-        forwards = 0 if again else config.probes * self.inputs.probe_rows * self.answer
-        if build_objective(config.objective).needs_reference and not again:
+        watched = self.inputs.probe_rows * self.answer
+        forwards = config.probes * watched
+        if build_objective(config.objective).needs_reference and (grouped or not again):
             batches = (joined([row]) for row in lengths)
             scored = sum(batch.length * batch.rows for batch in batches)
-            # Only the rows that the training draws.
+            # Only the rows that the training draws; completions are new at every step.
             count = len(rows) or max(len(lengths), self.inputs.pairs)
-            drawn = min(count, config.steps * config.batch_size)
-            forwards += scored * drawn // len(lengths)
-        if isinstance(config, GroupTrainConfig):
+            drawn = config.steps * config.batch_size
+            forwards += scored * (drawn if grouped else min(count, drawn)) // len(lengths)
+        if grouped:
             forwards += tokens  # sampling reads every position once
         passes = tokens * (4 if engine.checkpoint_activations else 3) // 3 + forwards // 3
         copy, tensors = FP32 * shape.trained, states(config.optimizer)
@@ -107,11 +111,20 @@ class Costs:
             2 + recorded_states(config.optimizer) - (0 if step else tensors)
             for step in config.record_steps
         )
+        cost = self.passes(passes, engine.dtype, engine.ranks)
+        a_probe = math.ceil(watched / engine.ranks / config.probe_batch_tokens)
+        sent = sent_bytes(config, shape, config.probes * a_probe)
+        sending_hours = self.machine.sending_seconds(sent, engine.ranks) / 3600
+        model = FP32 * shape.parameters
         return replace(
-            self.passes(passes, engine.dtype, engine.ranks),
+            cost,
             rank_bytes=memory.rank,
             host_bytes=memory.host,
-            written=FP32 * shape.parameters + copy * (records + 2 * saved * (1 + tensors)),
+            read=model,
+            # Results and states are written here, and then into the store.
+            written=2 * model + copy * (records + 2 * saved * (1 + tensors)),
+            hours=cost.hours + sending_hours,
+            sending_hours=sending_hours,
         )
 
     def analysis(
@@ -122,6 +135,7 @@ class Costs:
         batch_tokens: int | None = None,
         training: LoopConfig | None = None,
         states: int = 0,
+        records: int = 0,
         beside: int = 0,
         backward: bool = True,
     ) -> StageCost:
@@ -133,6 +147,7 @@ class Costs:
         - `batch_tokens`: of one batch; default: what forces take on this machine.
         - `training`: the one whose recorded steps are analysed, if one's are.
         - `states`: tensors of the optimizer's that are copied with the weights.
+        - `records`: recorded steps that are read, with these tensors.
         - `beside`: further bytes of main memory.
         - `backward`: whether answers go backward, too.
         """
@@ -141,6 +156,7 @@ class Costs:
         in_main_memory = (copies.host + states) * copy
         cost = self.passes(round(answers * self.answer))
         loaded = FP32 * cost.parameters
+        cost = replace(cost, read=loaded + records * (2 + states) * copy)
         if copies.gpu is None or not self.machine.gpus:
             return replace(cost, rank_bytes=max(frozen + in_main_memory, loaded) + beside)
         on_gpu = frozen + copies.gpu * copy
@@ -250,21 +266,25 @@ class Costs:
     def passes(self, tokens: int, dtype: str = "fp32", ranks: int = 1) -> StageCost:
         """Tokens that go forward and backward, by the seconds of one."""
         parameters = self.inputs.shape().parameters
-        seconds = self._token_seconds or self.machine.token_seconds(parameters, dtype)
-        together = ranks if self.machine.gpus else 1  # on CPUs, ranks share the cores
+        seconds, together = self._token_seconds(ranks), 1
+        if seconds is None:
+            seconds = self.machine.token_seconds(parameters, dtype)
+            together = ranks if self.machine.gpus else 1  # on CPUs, ranks share the cores
         hours = tokens * seconds / together / 3600
         return StageCost(parameters=parameters, tokens=tokens, ranks=ranks, hours=hours)
 
-    @cached_property
-    def _token_seconds(self) -> float | None:
-        """Of one token of this model, timed, where it is small and trains on CPUs."""
+    def _token_seconds(self, ranks: int) -> float | None:
+        """Of one token of this model on all ranks, timed, where it is small and trains on CPUs."""
         shape = self.inputs.shape()
         if self.machine.gpus or shape.parameters > MOST_PARAMETERS:
             return None
-
-        batch = joined([self.lengths(row, PAIR) for row in self.rows()[:TIMED]])
-        model = self.inputs.model()(shape.layers, torch.float32).eval()
-        return seconds_of(model, batch) / (batch.rows * batch.length)
+        if ranks not in self._timed:
+            batch = joined([self.lengths(row, PAIR) for row in self.rows()[:TIMED]])
+            build = self.inputs.model()
+            models = [build(shape.layers, torch.float32).eval() for _ in range(ranks)]
+            seconds = seconds_together(models, batch)
+            self._timed[ranks] = seconds / (ranks * batch.rows * batch.length)
+        return self._timed[ranks]
 
     @cached_property
     def answer(self) -> int:

@@ -63,7 +63,7 @@ from tests.training.small import (
 PAIRS, TOKENS = 4, 512
 LENGTHS = (48, 24, 20)
 """Words of prompts, chosen and rejected answers, each a token."""
-SMALL_GPU = Machine("small", 1, 1, 2**40, 1e13, 1e14, "has no room for any copy")
+SMALL_GPU = Machine("small", 1, 1, 2**40, 1e13, 1e14, 1e10, 1e10, 1e9, "has no room for any copy")
 
 
 def write_inputs(
