@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -10,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dynolab.costs.machines import (
+    GPUS_PER_HOST,
     UNTIMED_SECONDS,
     Machine,
     StageCost,
@@ -20,12 +23,10 @@ from dynolab.costs.machines import (
 )
 from dynolab.errors import ConfigError
 from flows.costs import PlannedCosts
-from flows.flow import Plan, Planned, Step
+from flows.fitting import field_of, remedy
+from flows.flow import Plan, Planned
 
 StageCosts = Mapping[str, StageCost | None]
-
-LEFT_OUT = ("audit", "forces", "kernel", "ledger", "squeezing")
-"""Analyses that a study can do without."""
 
 
 def show_plan(
@@ -54,7 +55,7 @@ def show_plan(
         cost = stage_costs.get(step.name)
         if cost is not None and (lack := cost.lacks(here)) is not None:
             raise ConfigError(
-                field_of(step), f"{cost.parameters:,} parameters", f"{lack}; {remedy(step, here)}"
+                field_of(step), f"{cost.parameters:,} parameters", f"{lack}; {remedy(step, costs)}"
             )
     return [
         {
@@ -67,42 +68,25 @@ def show_plan(
     ]
 
 
-def field_of(step: Step) -> str:
-    """The name of a step's settings in a study file."""
-    if step.stage.name == "arm":
-        return "training"
-    return step.stage.name if step.stage.name in LEFT_OUT else step.name
-
-
-def remedy(step: Step, machine: Machine) -> str:
-    """The settings by which a step takes less."""
-    field, engine = field_of(step), getattr(step.config, "engine", None)
-    if field in LEFT_OUT:
-        return f"set {field}=null, or choose a larger machine"
-    if engine is None:
-        return "choose a larger machine or a smaller model"
-    if machine.gpus and engine.ranks > machine.devices:
-        return f"set {field}.engine.ranks={machine.devices}"
-    return (
-        f"under {field}, set micro_batch_size=1, engine.checkpoint_activations=true, "
-        "engine.zero_stage=3 (over several ranks) or lora.rank=8, or choose a larger machine"
-    )
-
-
 def _show_costs(console: Console, stage_costs: StageCosts, machine: Machine) -> None:
     size = f"{machine.devices} x {gigabytes(machine.device_bytes)}, " if machine.gpus else ""
+    speeds = f"{machine.disk / 1e9:.3g} GB/s of disk"
+    if machine.devices > GPUS_PER_HOST:
+        speeds = f"{machine.network / 1e9:.3g} GB/s between hosts, {speeds}"
+    if math.isfinite(machine.link):
+        speeds = f"{machine.link / 1e9:.3g} GB/s between ranks, {speeds}"
     console.print(
-        f"On {machine.name} ({size}{gigabytes(machine.host_bytes)} of main memory; "
+        f"On {machine.name} ({size}{gigabytes(machine.host_bytes)} of main memory, {speeds}; "
         f"{machine.source}):",
         highlight=False,
     )
     table = Table("stage", box=None, pad_edge=False)
-    for column in ("tokens", "GB a\nrank", "GB\nhost", "GB\nwritten", "time"):
+    for column in ("tokens", "GB a\nrank", "GB\nhost", "GB\nwritten", "time", "of it\nsending"):
         table.add_column(column, justify="right")
     table.add_column("", no_wrap=True)
     for name, cost in stage_costs.items():
         if cost is None:
-            table.add_row(name, *("-" * 5), "")
+            table.add_row(name, *("-" * 6), "")
             continue
         table.add_row(
             name,
@@ -111,29 +95,52 @@ def _show_costs(console: Console, stage_costs: StageCosts, machine: Machine) -> 
             f"{cost.host_bytes / 1e9:.1f}",
             f"{cost.written / 1e9:.1f}",
             duration(cost.hours * 3600),
+            duration(cost.sending_hours * 3600),
             "fits" if cost.lacks(machine) is None else "[red]too large[/red]",
         )
     console.print(table)
     estimates = [cost for cost in stage_costs.values() if cost is not None]
     parameters = max(cost.parameters for cost in estimates)
-    hours = sum(cost.hours for cost in estimates)
+    whole, sending, disk = (
+        duration(3600 * sum(getattr(cost, name) for cost in estimates))
+        for name in ("hours", "sending_hours", "disk_hours")
+    )
     console.print(
-        f"{parameters:,} parameters; {duration(3600 * hours)} for what is estimated, and about "
-        f"{duration(UNTIMED_SECONDS)} to start and to draw pages. {_about(machine)}",
+        f"{parameters:,} parameters; {whole} for what is estimated, of it {sending} for sending "
+        f"between ranks and {disk} for the disk, and about {duration(UNTIMED_SECONDS)} to start "
+        f"and to draw pages. {_about(machine)}",
         highlight=False,
     )
+    for line in idle_gpus(stage_costs, machine):
+        console.print(line, highlight=False)
     if None in stage_costs.values():
         console.print("  -  not estimated")
 
 
+def idle_gpus(stage_costs: StageCosts, machine: Machine) -> list[str]:
+    """A sentence for each number of GPUs that stages leave idle while they compute."""
+    stages = defaultdict[int, list[str]](list)
+    for name, cost in stage_costs.items():
+        if cost is not None and cost.tokens and cost.ranks < machine.devices:
+            stages[machine.devices - cost.ranks].append(name)
+    return [
+        f"{idle} of {machine.devices} GPUs stay{'s' * (idle == 1)} idle in {', '.join(names)}."
+        for idle, names in sorted(stages.items(), reverse=True)
+    ]
+
+
 def _about(machine: Machine) -> str:
     """What stands behind memory and times."""
+    apart = "computing, sending and the disk are taken to wait for each other."
     if machine.gpus:
         return (
             "Memory is planned by formulas that were measured on CPUs alone; times assume "
-            "60% of the datasheet's speed in fp32 and 40% in bf16."
+            "60% of the datasheet's speed in fp32, 40% in bf16 and 80% of a link's; " + apart
         )
-    return "Times are those of one pass of the model here, times the passes of a stage."
+    return (
+        "Times are those of one pass of the model here, times the passes of a stage, if nothing "
+        "else runs; " + apart
+    )
 
 
 def _count(number: int) -> str:

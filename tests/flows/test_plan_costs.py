@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from dynolab.costs.machines import machine_named
+from dynolab.costs.machines import REACHED, StageCost, machine_named
 from dynolab.data.rows import Example
 from dynolab.errors import ConfigError
 from dynolab.hub import names_may_stay, resolve_commit
 from flows.costs import PlannedCosts
+from flows.fitting import remedy
 from flows.flow import Step
 from flows.parameters.parse import load_parameters
-from flows.plan_table import remedy
+from flows.plan_table import idle_gpus
 from flows.study.parameters import StudyParameters
 from flows.study.steps import study_steps
 from models.unloaded import KNOWN, read_config
@@ -31,7 +34,7 @@ def planned(file: str, machine: str, *changes: str) -> tuple[list[Step], Planned
 def remedies(file: str, machine: str, *changes: str) -> dict[str, str]:
     steps, costs = planned(file, machine, *changes)
     return {
-        step.name: remedy(step, costs.machine)
+        step.name: remedy(step, costs)
         for step in steps
         if (cost := costs.of(step)) is not None and cost.lacks(costs.machine) is not None
     }
@@ -56,13 +59,77 @@ def test_a_study_of_8b_parameters_on_adapters_fits_24_gb_where_rows_are_short() 
     assert remedies("hh_llama3_8b_lora.yaml", "rtx4090", *short, "audit={pairs: 200}") == {}
 
 
-def test_what_does_not_fit_is_told_the_settings_by_which_it_takes_less() -> None:
-    fp32 = [f"{stage}.engine={{ranks: 8, zero_stage: 0}}" for stage in ("sft", "preference")]
-    steps = remedies(LLAMA, "h100x8", *fp32)
-    assert set(steps) == {"sft", "preference"}
-    assert all(f"under {stage}, set micro_batch_size=1" in steps[stage] for stage in steps)
-    zero = [f"{stage}.engine.zero_stage=3" for stage in steps]
-    assert remedies(LLAMA, "h100x8", *fp32, *zero) == {}
+def fits(costs: PlannedCosts, step: Step, way: str) -> bool:
+    """Whether a step fits with settings as a remedy names them."""
+    named = (setting.split("=") for setting in way.removeprefix("set ").split(" and "))
+    changes = {name.partition(".")[2]: yaml.safe_load(value) for name, value in named}
+    plan = costs.changed(step, changes)
+    changed = plan.step(step.name)
+    cost = None if changed is None else plan.of(changed)
+    return cost is not None and cost.lacks(costs.machine) is None
+
+
+def test_each_remedy_of_what_does_not_fit_is_enough() -> None:
+    fp32 = "preference.engine={ranks: 8, zero_stage: 0}"
+    steps, costs = planned(LLAMA, "h100x8", fp32)
+    step = next(step for step in steps if step.name == "preference")
+    *ways, last = remedy(step, costs).split(", or ")
+    assert last == "choose a larger machine"
+    assert [way.partition(".")[2] for way in ways] == ["engine.zero_stage=3", "lora.rank=8"]
+    assert all(fits(costs, step, way) for way in ways)
+    assert not fits(costs, step, "set preference.engine.zero_stage=1")
+
+
+def test_rows_are_shortened_no_more_than_needed() -> None:
+    many = ("preference.batch_size=16", "preference.micro_batch_size=16")
+    steps, costs = planned("hh_pythia410m.yaml", "rtx4090", *many)
+    step = next(step for step in steps if step.name == "preference")
+    ways = remedy(step, costs).split(", or ")
+    assert ways[:2] == ["set preference.micro_batch_size=1", "set preference.max_length=256"]
+    assert all(fits(costs, step, way) for way in ways[:2])
+    assert not fits(costs, step, "set preference.max_length=512")
+
+
+def test_sending_between_gpus_is_counted() -> None:
+    """11.1 GB of weights, eight cards at 20 GB/s: far longer than computing takes."""
+    steps, costs = planned("hh_pythia2.8b.yaml", "h100x8")
+    slow = PlannedCosts(steps, replace(costs.machine, link=20e9 / REACHED["link"]))
+    step = next(step for step in steps if step.name == "sft")
+    fast_cost, cost = costs.of(step), slow.of(step)
+    assert cost is not None and fast_cost is not None
+    weight_bytes = 4 * cost.parameters
+    moved = 3 * 7 / 8 * weight_bytes * 4500  # ZeRO-2: an all-reduce and an all-gather
+    assert 3600 * cost.sending_hours == pytest.approx(moved / 20e9, rel=0.01)
+    apart = [cost.hours - cost.sending_hours, fast_cost.hours - fast_cost.sending_hours]
+    assert apart[0] == pytest.approx(apart[1]) and cost.sending_hours > 5 * fast_cost.sending_hours
+
+
+def test_a_ledger_trains_again_without_the_references_scores() -> None:
+    """And not at all where the training keeps its steps."""
+    steps, costs = planned("builtin.yaml", "h100x8", "ledger={every: 1}")
+    (preference,) = (step for step in steps if step.name == "preference")
+
+    def cost_of(name: str, **changes: Any) -> StageCost:
+        plan = costs.changed(preference, changes)
+        step = plan.step(name)
+        cost = None if step is None else plan.of(step)
+        assert cost is not None
+        return cost
+
+    dpo, simpo = ({"keep_steps": False, "objective": {"name": name}} for name in ("dpo", "simpo"))
+    assert cost_of("ledger", **dpo) == cost_of("ledger", **simpo)
+    assert cost_of("preference", **dpo).tokens > cost_of("preference", **simpo).tokens
+    assert cost_of("ledger", **dpo).sending_hours > cost_of("ledger").sending_hours == 0
+    assert cost_of("preference").written > cost_of("preference", **dpo).written
+
+
+def test_a_plan_says_which_gpus_stay_idle() -> None:
+    steps, costs = planned("hh_pythia2.8b.yaml", "h100x8")
+    taken = {step.name: costs.of(step) for step in steps}
+    assert idle_gpus(taken, costs.machine) == [
+        "7 of 8 GPUs stay idle in audit, probe, sft-forces, preference-forces."
+    ]
+    assert idle_gpus(taken, machine_named("h100")) == []
 
 
 def test_copies_that_no_gpu_has_room_for_wait_in_main_memory() -> None:
