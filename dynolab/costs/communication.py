@@ -20,7 +20,7 @@ def sent_bytes(config: LoopConfig, shape: ModelShape, probe_forwards: int = 0) -
       (`use_multi_rank_bucket_allreduce`);
     - ZeRO-3: a reduce-scatter of the gradients, `4 T`, and all-gathers of all weights, `w N`, for
       the forward and for the backward: in fp32 1.5 times what DDP sends. DeepSpeed keeps up to
-      `LIVE` weights for the backward, so that a smaller model has one.
+      `LIVE` weights for the backward, so that a smaller model has one, but for the first step.
 
     Of a micro-batches ZeRO-2 and 3 send the gradients a times, ZeRO-3 the weights, too. Beside
     steps, ranks send what a record has (all-reduces, of ZeRO-3 all-gathers), and under ZeRO-3 the
@@ -37,10 +37,12 @@ def sent_bytes(config: LoopConfig, shape: ModelShape, probe_forwards: int = 0) -
     weights = bytes_of(config) * shape.parameters
     record = (2 + recorded_states(config.optimizer)) * FP32 * shape.trained
     recorded = {*config.record_steps, *filter(config.observes, range(config.steps))}
-    rollouts = config.steps // getattr(config, "updates_per_rollout", config.steps + 1)
     if stage == 3:
-        step = a * (gradients + (1 + (shape.parameters > LIVE)) * weights)
-        beside = (probe_forwards + rollouts) * weights
+        twice = config.steps * a if shape.parameters > LIVE else 1
+        updates = getattr(config, "updates_per_rollout", None)
+        rollouts = -(-config.steps // updates) if updates else 0
+        step = a * (gradients + weights)
+        beside = (twice + probe_forwards + rollouts) * weights
     else:
         step = 2 * (a if stage == 2 else 1) * gradients + (trained if stage else 0)
         record, beside = 2 * record if stage else 0, 0

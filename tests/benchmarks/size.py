@@ -74,7 +74,7 @@ AT_MOST = {
     "checkpointing_memory_ratio": 0.6,
     "checkpointing_gradient_difference": 1e-6,
     "memory_plan_error": 0.15,
-    "sending_plan_error": 0.15,
+    "sending_plan_error": 0.05,
     "plan_time_error": 0.25,
 }
 

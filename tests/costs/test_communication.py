@@ -46,6 +46,11 @@ def test_zero_3_sends_one_and_a_half_times_what_ddp_sends() -> None:
     assert sent(3, 8, LARGE) == 1.5 * sent(0, 8, LARGE)
 
 
+def test_a_smaller_model_is_gathered_twice_in_its_first_step_alone() -> None:
+    one, two = (sent(3, 2, SHAPE, steps=steps, warmup_steps=0) for steps in (1, 2))
+    assert one == 1.5 * sent(0, 2, SHAPE) and two - one == sent(0, 2, SHAPE)
+
+
 def test_zero_2_sends_the_gradients_of_each_micro_batch() -> None:
     one, two = (sent(2, 2, SHAPE, micro_batch_size=size) for size in (4, 2))
     assert two - one == sent(0, 2, SHAPE)
