@@ -54,7 +54,7 @@ def pytest_load_initial_conftests() -> None:
 Definition = tuple[str, str, CodeType]
 """Module, name and code: functions within functions are made in every call of the outer one."""
 
-CHECKED_CALLS = 10
+CHECKED_CALLS = 3
 CALLS: Counter[Definition] = Counter()
 """Calls in the running test that were checked."""
 
@@ -69,9 +69,11 @@ def check_where_shaped(typechecker: Callable[..., Any], target: Any) -> Any:
     function = target.__init__ if isclass(target) else target
     if not isinstance(function, FunctionType) or not names_shapes(function):
         return target
-    if isclass(target):
-        return jaxtyped(target, typechecker=typechecker)
-    return check_first_calls(typechecker, target)
+    checked = check_first_calls(typechecker, function)
+    if not isclass(target):
+        return checked
+    target.__init__ = checked  # type: ignore[misc]
+    return target
 
 
 def check_first_calls(
