@@ -29,17 +29,25 @@ class Pace:
             (not 0 < share < math.inf, "share", share, "must be above 0, such as 0.1"),
         )
         self.share, self.every = share, every
-        self.spent = 0.0
-        self._began, self._first, self._next = time.perf_counter(), 0, 0
+        self.begin(0)
 
     def begin(self, step: int) -> None:
         """A training begins, or goes on, at a step."""
         self.spent, self._began = 0.0, time.perf_counter()
         self._first = self._next = step
+        self._last: float | None = None  # seconds of the last work
 
     def due(self, step: int) -> bool:
-        """Whether work is due at a step; the same on all ranks."""
-        return step % self.every == 0 if self.every else step >= self._next
+        """Whether work is due at a step; all ranks call it together, and are told the same."""
+        if self.every:
+            return step % self.every == 0
+        if step < self._next:
+            return False
+        if self._last is not None:
+            # A training's first steps are slow: what was planned by them may come too early.
+            missing, _ = self._missing(step)
+            self._next = step + missing
+        return step >= self._next
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -60,12 +68,21 @@ class Pace:
 
         **Returns:** seconds of a step without the work.
         """
+        self._last = last
+        missing, a_step = self._missing(step + 1)
+        self._next = step + 1 + missing
+        return a_step
+
+    def _missing(self, step: int) -> tuple[int, float]:
+        """Steps until further work is within its share, and seconds of one without work.
+
+        **Arguments:** `step`: the number of steps made.
+        """
         plain = time.perf_counter() - self._began - self.spent
         # All ranks plan the same, by the slowest work and the fastest training.
-        ranks = distributed.gather((self.spent, last, plain))
+        ranks = distributed.gather((self.spent, self._last or 0.0, plain))
         spent, last = max(rank[0] for rank in ranks), max(rank[1] for rank in ranks)
         plain = min(rank[2] for rank in ranks)
-        a_step = max(plain / (step + 1 - self._first), 1e-9)
+        a_step = max(plain / (step - self._first), 1e-9)
         missing = (spent + last) / self.share - plain
-        self._next = step + 1 + max(0, math.ceil(missing / a_step))
-        return a_step
+        return max(0, math.ceil(missing / a_step - 0.01)), a_step
