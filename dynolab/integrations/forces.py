@@ -18,6 +18,7 @@ from dynolab.data.encode import Encoder
 from dynolab.data.rows import Example, ProbeRow
 from dynolab.errors import check_installed, check_settings
 from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.function.weights import NamedTensors
 from dynolab.forces.ledger.entries import StepAccount
 from dynolab.forces.ledger.functional import WatchedFunctional
 from dynolab.forces.ledger.grouped import GroupedGradients
@@ -64,10 +65,9 @@ from dynolab.rollouts.rewards import Reward, RewardConfig, Rewards
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
-VECTORS = 5
-"""How many vectors as long as the trained weights an account holds: the weights before the step,
-its gradient and both moments, and the gradients of sequences by one parameter (counted as a whole
-one). Each functional has two more."""
+VECTORS = 3
+"""How many vectors as long as the trained weights an account holds: the weights and both moments
+before the step. Each functional has one more. Of all else some rows of a weight are held."""
 
 _log = logging.getLogger(__name__)
 
@@ -227,7 +227,9 @@ class ForceCallback(Watching):
         assert self._live is not None
         with self.pace.working():
             self.attempt(self._live.made)  # on this rank, before ranks meet
-            self._before_step = self.attempt(self._before)
+            before = self.attempt(self._before)
+            if before is not None:
+                self._before_step = self.attempt(lambda: self._compared(before))
 
     def _account_for(self, number: int) -> None:
         """After the step."""
@@ -239,6 +241,7 @@ class ForceCallback(Watching):
             step = self._step
             weights = self.attempt(step.weights)
             # Without weights it is off, and attempts nothing.
+            self.attempt(lambda: self._after(before, weights or {}))
             sums = self.attempt(lambda: step.sums(before, weights or {}, number))
             if sums is not None:
                 account = self.attempt(lambda: step.account(before, sums))
@@ -254,7 +257,7 @@ class ForceCallback(Watching):
         if not self._has_said_costs and distributed.rank() == 0:
             self._has_said_costs = True
             size = sum(share.size for share in self._step.shares.values())
-            vectors = VECTORS + 2 * len(self._watched)
+            vectors = VECTORS + len(self._watched)
             pace = f"so many have one that they take {self.pace.share:.0%} of its time"
             if self.pace.every:
                 pace = f"one in {self.pace.every} steps has one"
@@ -339,13 +342,23 @@ class ForceCallback(Watching):
             pushes += forward.push.tolist()
             if self._check is not None:
                 places += forward.pulled()
-        before = self._step.read(self._names.labels(sequences, pushes))
         if self._check is not None:
-            assert before.start is not None
-            self._check.before_step(before.start.values)
             tokens = [ids for ids, _ in sequences]
             self._check.tokens([*zip(tokens, places, strict=True)], self._batch_rows.answers())
+        return self._step.read(self._names.labels(sequences, pushes))
+
+    def _compared(self, before: BeforeStep) -> BeforeStep:
+        """Adds up what ranks have read before the step; compares it with the trainer's scores."""
+        distributed.add_up(before.start)
+        if self._check is not None:
+            self._check.before_step(before.start)
         return before
+
+    def _after(self, before: BeforeStep, weights: NamedTensors) -> None:
+        """This rank's passes after the step."""
+        if self._check is not None:
+            self._check.after_passes()
+        self._step.read_end(before, weights)
 
     def _enter(self, account: StepAccount, *, by_formula: bool) -> None:
         """Joins the ranks' accounts, logs the sums and writes the lines."""

@@ -178,16 +178,15 @@ class Part:
         update_map = optimizer_map(self.facts, self.theta[columns], state, gradient)
         return update_map.at_rest() if self.still else update_map
 
-    def gathered(self, share: Share) -> Part:
-        """The whole parameter's, from the shares of all ranks, which call it together."""
+    def gathered(self, share: Share, columns: slice) -> OptimizerMap:
+        """The map of some numbers of the whole parameter, which all ranks ask for together."""
         if not share.split:
-            return self
+            return self.at(columns)
         # All in one exchange between ranks.
-        vectors = {"theta": self.theta, "scaled": self.scaled.to(self.theta)}
-        vectors |= {f"state {key}": value.to(self.theta) for key, value in self.state.items()}
-        rows = dict(zip(vectors, share.gathered(torch.stack(list(vectors.values()))), strict=True))
-        state = {key: rows[f"state {key}"] for key in self.state}
-        return replace(self, theta=rows["theta"], scaled=rows["scaled"], state=state)
+        vectors = [self.theta, self.scaled, *self.state.values()]
+        theta, scaled, *state = share.gathered(vectors, columns)
+        named = dict(zip(self.state, state, strict=True))
+        return replace(self, theta=theta, scaled=scaled, state=named).at(slice(None))
 
 
 def config_of(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> OptimizerConfig | None:

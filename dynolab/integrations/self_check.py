@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from dynolab.data.batches import by_length
+from dynolab import distributed
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.ledger.functional import Functional, measured_tokens
+from dynolab.forces.ledger.functional import Functional, dealt_by_length, measured_tokens
 from dynolab.forces.ledger.measures import likeliest
 from dynolab.integrations.evaluation import has_evaluation_weights
 from dynolab.integrations.sharded import local
@@ -50,17 +50,19 @@ def own_scores(
     """The functionals by a forward pass of the trainer's own model, with its hooks and wrappers.
 
     In eval mode and the training's arithmetic; NaN for what the likeliest tokens decide, which
-    rounding may change, and where the model gives no logits.
+    rounding may change, and where the model gives no logits. Each rank takes a share of the
+    answers, and has its part of the sums over ranks.
     """
     model: Any = trainer.model
     terms = [
         (place, term) for place, functional in enumerate(functionals) for term in functional.terms
     ]
-    values = torch.zeros(len(functionals), dtype=torch.float64)
+    values = torch.zeros(len(functionals), dtype=torch.float64, device=policy.device)
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        for members in by_length([term.sequence for _, term in terms], policy.batch_tokens):
+        sequences = [term.sequence for _, term in terms]
+        for members in filter(None, dealt_by_length(sequences, policy.batch_tokens, dealt=True)):
             batch = policy.batch([terms[member][1].sequence for member in members])
             with trainer.compute_loss_context_manager():
                 output = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
@@ -70,7 +72,7 @@ def own_scores(
             at_responses = logits[batch.token_row, batch.position].float()
             measures = [terms[member][1].measure for member in members]
             measured = measured_tokens(measures, batch, at_responses)
-            sums = batch.sequence_sum(measured.double()).cpu()
+            sums = batch.sequence_sum(measured.double())
             for member, total in zip(members, sums, strict=True):
                 place, term = terms[member]
                 values[place] += torch.nan if term.measure == likeliest else term.weight * total
@@ -99,7 +101,8 @@ class SelfCheck:
         self._trainer, self._policy, self._functionals = trainer, policy, functionals
         self._covered, self._off = set(covered), OFF[coarse]
         self._prints: Prints = {}
-        self._scores = torch.empty(0)
+        self._scores = self._after = torch.empty(0)
+        self._uncovered: list[str] = []
         self.failed: dict[str, str] = {}
 
     def optimizer(self, optimizer: Any) -> None:
@@ -112,12 +115,16 @@ class SelfCheck:
             )
 
     def before_passes(self) -> None:
-        """A step with an account begins."""
+        """A step with an account begins. No rank waits for another one."""
         self._prints = fingerprints(self._policy.model)
         self._scores = own_scores(self._trainer, self._policy, self._functionals)
 
     def before_step(self, values: Float[Tensor, " functionals"]) -> None:
-        """The gradients are there; `values` are the functionals as the account reads them."""
+        """The gradients are there; `values` are the functionals as the account reads them.
+
+        All ranks call it together.
+        """
+        self._scores = distributed.add_up(self._scores).cpu()
         prints = fingerprints(self._policy.model)
         names = moved(self._prints, prints)
         if names:
@@ -175,26 +182,30 @@ class SelfCheck:
                 "answers are the marked tokens",
             )
 
-    def after_step(
-        self, measured: Float[Tensor, " functionals"], size: Float[Tensor, " functionals"]
-    ) -> Float[Tensor, " functionals"]:
-        """The step is made. Returns the change of the trainer's own scores that is not measured.
-
-        **Arguments:** `measured`: the account's change of the functionals; `size`: the sum of the
-        account's parts without their signs.
-        """
-        uncovered = [
+    def after_passes(self) -> None:
+        """The step is made. No rank waits for another one."""
+        self._uncovered = [
             name
             for name in moved(self._prints, fingerprints(self._policy.model))
             if name not in self._covered
         ]
-        if uncovered:
+        self._after = own_scores(self._trainer, self._policy, self._functionals)
+
+    def after_step(
+        self, measured: Float[Tensor, " functionals"], size: Float[Tensor, " functionals"]
+    ) -> Float[Tensor, " functionals"]:
+        """The change of the trainer's own scores that is not measured; all ranks call it together.
+
+        **Arguments:** `measured`: the account's change of the functionals; `size`: the sum of the
+        account's parts without their signs.
+        """
+        if self._uncovered:
             self._say(
                 "not covered",
-                f"{_named(uncovered)} moved in a step whose account does not cover them; weights "
-                "that are freed during a training are in none",
+                f"{_named(self._uncovered)} moved in a step whose account does not cover them; "
+                "weights that are freed during a training are in none",
             )
-        after = own_scores(self._trainer, self._policy, self._functionals)
+        after = distributed.add_up(self._after).cpu()
         unread = (after - self._scores - measured.cpu()).nan_to_num(0.0)
         # A share of the scores, for the arithmetic of two forwards, and one of what happened.
         allowed = self._off * (after.abs() + self._scores.abs()).nan_to_num(0.0) + 0.05 * size.cpu()

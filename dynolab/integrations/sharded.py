@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -23,7 +23,7 @@ from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import Rule, find_rules
 from dynolab.forces.function.weights import Weights, call_alone, gradients, shape_of
 from dynolab.forces.ledger.grouped import GroupedGradients, Values, add_call, groups_of
-from dynolab.forces.ledger.pass_again import typed
+from dynolab.forces.ledger.pass_again import rows_of, typed
 from dynolab.forces.map.factors import differing
 
 
@@ -86,22 +86,34 @@ class Share:
             start = offset[0] * (parameter.numel() // parameter.shape[0])
         return cls(start, local(parameter).numel(), parameter.numel(), split)
 
-    def gathered(self, rows: Float[Tensor, "rows size"]) -> Float[Tensor, "rows total"]:
-        """The ranks' stretches side by side; all ranks call it together."""
+    def gathered(
+        self, vectors: Sequence[Float[Tensor, " size"]], columns: slice
+    ) -> Float[Tensor, "vectors columns"]:
+        """Some of all numbers, from the ranks' stretches; all ranks call it together."""
         if not self.split:
-            return rows
-        every = rows.new_zeros(len(rows), self.total)
-        every[:, self.start : self.start + self.size] = rows
+            return torch.stack([vector[columns] for vector in vectors])
+        every = vectors[0].new_zeros(len(vectors), columns.stop - columns.start)
+        for row, vector in zip(every, vectors, strict=True):
+            here, inside = self.within(columns)
+            row[here] = vector[inside]
         return distributed.add_up(every)
+
+    def within(self, columns: slice) -> tuple[slice, slice]:
+        """Those of some columns that are this rank's: counted among them, and in its stretch."""
+        start = max(columns.start, self.start)
+        count = max(0, min(columns.stop, self.start + self.size) - start)
+        here, inside = start - columns.start, start - self.start
+        return slice(here, here + count), slice(inside, inside + count)
 
 
 @dataclass(frozen=True)
 class ShardedGradients(GroupedGradients):
     """Gradients of a model that is split: of every group this rank's shares, one row a group.
 
-    Every rank makes the same passes, in the training's arithmetic; a module's weights are gathered
-    where the model's own forward and backward gather them, and of a module's gradient only the
-    rank's share is kept. Parameters without a rule have no gradient here.
+    Every rank makes as many passes, of its own sequences, in the training's arithmetic; a module's
+    weights are gathered where the model's own forward and backward gather them. A module's gradient
+    is added up over the ranks some rows at a time, and a rank keeps its share. Parameters without a
+    rule have no gradient here.
     """
 
     @classmethod
@@ -113,6 +125,7 @@ class ShardedGradients(GroupedGradients):
         covered = set(chain.from_iterable(rule.names for rule in rules))
         return cls(policy, names, rules, frozenset(set(names) - covered))
 
+    @torch.no_grad()
     def add(
         self,
         at: Weights,
@@ -122,7 +135,10 @@ class ShardedGradients(GroupedGradients):
         *,
         into: Float[Tensor, "groups parameters"],
     ) -> Float[Tensor, " tokens"]:
-        """As of `GroupedGradients`; `at` are this rank's shares of the weights as they are."""
+        """As of `GroupedGradients`; `at` are this rank's shares of the weights as they are.
+
+        All ranks call it together, each with sequences of its own.
+        """
         model: Any = self.policy.model
         parameters = dict(model.named_parameters())
         parts = dict(
@@ -143,20 +159,21 @@ class ShardedGradients(GroupedGradients):
                 )
         finally:
             model.train(training)
+        made = []
         for call, signal in zip(calls, signals, strict=True):
             where = groups_of(call.output.shape[:-1], batch.input_ids.shape, group)
-            if signal is None or where is None:
-                continue
-            # The gradients of one call by all numbers of its module's parameters, for a moment.
-            unsplit = {
-                name: into.new_zeros(len(into), Share.of(parameters[name]).total)
-                for name in call.rule.names
-            }
-            with torch.no_grad():
-                add_call(call.rule, *typed(call, signal, into.dtype), where, unsplit)
-            for name, gradient in unsplit.items():
-                share = Share.of(parameters[name])
-                parts[name] += gradient[:, share.start : share.start + share.size]
+            if signal is not None and where is not None:
+                made.append((call.rule, *typed(call, signal, into.dtype), where))
+        # Rule by rule, as what is called may differ between ranks, such as experts.
+        for rule, name in [(known, name) for known in self.rules for name in known.names]:
+            share = Share.of(parameters[name])
+            for own, columns in rows_of(parameters[name], into.device):
+                part = {name: into.new_zeros(len(into), columns.stop - columns.start)}
+                for called, value, delta, where in made:
+                    if called is rule:
+                        add_call(rule, value, delta, where, part, own)
+                here, inside = share.within(columns)
+                parts[name][:, inside] += distributed.add_up(part[name])[:, here]
         return token_values.detach()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -54,14 +55,20 @@ class BeforeStep:
     - `gradients`: how the step clips and scales them; the numbers themselves are in `parts`.
     - `before`: this rank's shares of the weights, one after the other.
     - `parts`: of each trained parameter what its step is made of, this rank's share.
-    - `start`: slopes before the step, until they are used.
+    - `start`: the functionals before the step; `end`: after it, once they are known.
+    - `slopes`: their slopes before the step, then the sum of those before and after it, until they
+      are used.
+
+    Of functionals and slopes each rank has its part of the sum over ranks until they are added up.
     """
 
     labels: tuple[Updating, ...]
     gradients: ScaledGradients
     before: Float[Tensor, " parameters"]
     parts: Mapping[str, Part]
-    start: Slopes | None
+    start: Float[Tensor, " functionals"]
+    slopes: Float[Tensor, "functionals size"] | None
+    end: Float[Tensor, " functionals"] | None = None
 
 
 @dataclass(frozen=True)
@@ -115,26 +122,28 @@ class TrainerStep:
         before = flatten(weights)
         parts = self._parts(before, gradients)
         start = self._slopes(weights)
-        return BeforeStep(labels, replace(gradients, by_name={}), before, parts, start)
+        scaling = replace(gradients, by_name={})
+        return BeforeStep(labels, scaling, before, parts, start.values, start.gradients)
 
     def weights(self) -> NamedTensors:
         """This rank's parts of the trained parameters as they are now."""
         weights = self._optimizer.weights()
         return {name: weight.to(self._policy.dtype) for name, weight in weights.items()}
 
-    def sums(self, step: BeforeStep, weights: NamedTensors, number: int) -> StepSums:
-        """What this rank finds of the step that led to some weights.
+    def read_end(self, step: BeforeStep, weights: NamedTensors) -> None:
+        """Reads the answers after the step, which led to these weights."""
+        step.end = self._slopes(weights, into=step.slopes).values
 
-        The slopes before the step are let go of.
-        """
-        start, step.start = step.start, None
-        assert start is not None
-        # q̄: the slopes at the end are added to those before the step, and the sum is halved. From
-        # here on `end` has the values at the end, and the mean of the slopes.
-        end = self._slopes(weights, into=start.gradients)
-        end.gradients.div_(2)
+    def sums(self, step: BeforeStep, weights: NamedTensors, number: int) -> StepSums:
+        """What this rank finds of the step; its slopes are let go of."""
+        mean, step.slopes = step.slopes, None
+        assert mean is not None and step.end is not None
+        end = distributed.add_up(step.end)
+        if self._has_all_weights:  # elsewhere each pass has added them up
+            distributed.add_up(mean)
+        mean.div_(2)  # q̄
         sizes = [share.size for share in self.shares.values()]
-        slopes = dict(zip(self.shares, end.gradients.split(sizes, dim=1), strict=True))
+        slopes = dict(zip(self.shares, mean.split(sizes, dim=1), strict=True))
         change = Change(weights, step.before)
         parts, by_formula = self._realised(step.parts, change)
         gradients = step.gradients
@@ -142,11 +151,10 @@ class TrainerStep:
         if by_formula:
             clipping, clip_factor = gradients.clipping, gradients.clip
 
-        def removal(name: str) -> Removal:
-            share = self.shares[name]
-            part = parts[name].gathered(share)
-            update_map = part.at(slice(None))
-            return Removal(update_map, part.linear, clip_factor, share.gathered(slopes[name]))
+        def removal(name: str, columns: slice) -> Removal:
+            part, share = parts[name], self.shares[name]
+            along = share.gathered(list(slopes[name]), columns)
+            return Removal(part.gathered(share, columns), part.linear, clip_factor, along)
 
         # The passes' gradients are this rank's, of a loss that is scaled; the step's are means over
         # the ranks.
@@ -155,7 +163,7 @@ class TrainerStep:
         with at_weights(self._parameters, step.before), passes_of_ours(self._policy.model):
             lines = self._passes.lines(removal, count, clipping, clip_factor, scale)
         in_step = _in_step(parts, slopes, change)
-        return StepSums(number, start.values, end.values, in_step, by_formula, lines)
+        return StepSums(number, step.start, end, in_step, by_formula, lines)
 
     def account(self, step: BeforeStep, sums: StepSums) -> StepAccount:
         """This rank's account of the step, with all ranks' sums over parameters."""
@@ -209,7 +217,7 @@ class TrainerStep:
         into: Float[Tensor, "functionals size"] | None = None,
     ) -> Slopes:
         with passes_of_ours(self._policy.model):
-            return slopes_of(self._functionals, self._route, weights, into=into)
+            return slopes_of(self._functionals, self._route, weights, into=into, dealt=True)
 
     def _parts(
         self, before: Float[Tensor, " parameters"], gradients: ScaledGradients
@@ -230,7 +238,6 @@ class TrainerStep:
                     learning_rate=float(options["lr"]),
                     clip_factor=gradients.clip,
                     optimizer=config,
-                    rounded=self._sixteen_bit,
                 )
             moments = {}
             for key in (*FIRST_MOMENTS, *SECOND_MOMENTS):
@@ -244,7 +251,7 @@ class TrainerStep:
 
         Of one of unknown form each part is that along the gradient.
         """
-        realised = {}
+        realised, floors = {}, {}
         # Momentum is one sum over all parameters only where all carry as much of it.
         carries = {part.at(slice(0, 0)).carry for part in parts.values()}
         if len(carries) == 1 and all(part.facts is not None for part in parts.values()):
@@ -252,11 +259,16 @@ class TrainerStep:
                 state = dict(parts[name].state)
                 for key in SECOND_MOMENTS:
                     if key in now:
-                        after = now[key]
-                        state[SECOND_MOMENT_AFTER] = (
-                            at_least_rounding(after) if self._sixteen_bit else after
-                        )
+                        state[SECOND_MOMENT_AFTER] = after = now[key]
+                        if self._sixteen_bit:
+                            state[SECOND_MOMENT_AFTER] = after = at_least_rounding(after)
+                            floors[name] = float(after.min()) if len(after) else math.inf
                 realised[name] = replace(parts[name], state=state)
+            of_ranks = distributed.gather(floors)  # each of its share
+            for name, part in realised.items():
+                if name in floors and part.facts is not None:
+                    least = min(of_rank[name] for of_rank in of_ranks)
+                    realised[name] = replace(part, facts=replace(part.facts, floor=least))
             return realised, True
         # The part of Δθ along g is −rate · g, with rate = −⟨Δθ, g⟩ / ‖g‖², and not against it.
         stop = 0

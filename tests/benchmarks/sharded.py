@@ -30,19 +30,31 @@ accelerate's configurations start them, on 2 ranks, and where weights are split 
   runs that failed.
 - `callback_peak_over_training`: most memory of a rank's process under FSDP2, 160M weights, over
   that of the same training alone.
+
+Over TRL's DPO with AdamW in one process, beside the same training alone:
+
+- `callback_copies`: most bytes of tensors above that training's, in copies of the weights, of which
+  accounts of two kinds hold five.
+- `callback_share`: processor seconds of accounts over the share of the training's that they may
+  take.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+from transformers import Trainer
+
+from dynolab.costs.traced import LiveBytes
 from dynolab.forces import PolicyFunction
 from dynolab.forces.ledger.account import Ledger
 from dynolab.forces.ledger.functional import Functional
 from dynolab.forces.ledger.tables import LedgerTables
+from dynolab.integrations.forces import ForceCallback
 from dynolab.results.ledger import LedgerSummary
 from dynolab.results.ledger_reader import read_ledger
 from models.language import load_language_model
@@ -51,10 +63,19 @@ from tests.benchmarks.large import lora
 from tests.benchmarks.models import PYTHIA_160M, pythia
 from tests.benchmarks.sharded_ranks import MAKERS, STRATEGIES
 from tests.flows.test_plan_costs import remedies
+from tests.integrations.test_trained import dpo
 from tests.torchrun import run_ranks
 from tests.training.small import make_files, run_small, settings, step_record
 
 STEPS = 12
+SHARE = 0.1
+SMALL = {
+    "vocab_size": 5000,
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+}
 OPTIMIZERS = {
     "sgd": {"name": "sgd", "learning_rate": 1e-2, "momentum": 0.9},
     "adamw": {"name": "adamw", "learning_rate": 1e-3, "weight_decay": 0.1},
@@ -122,6 +143,31 @@ def split(home: Path) -> dict[str, Any]:
     }
 
 
+def callback(home: Path) -> dict[str, float]:
+    """What accounts take of a training in one process."""
+    most, took = [], []
+    for watched in (False, True):
+
+        def trainer(name: str, steps: int, watched: bool = watched, **pace: Any) -> Trainer:
+            made = dpo(home / f"{name}-{watched}", model=pythia(**SMALL), max_steps=steps)
+            if watched:
+                made.add_callback(ForceCallback(made, **pace))
+            return made
+
+        of_bytes, of_seconds = trainer("bytes", 2, every=1), trainer("seconds", 500, share=SHARE)
+        with LiveBytes() as live:
+            of_bytes.train()
+        most.append(live.most)
+        began = time.process_time()
+        of_seconds.train()
+        took.append(time.process_time() - began)
+    copy = sum(weight.nbytes for weight in pythia(**SMALL).parameters())
+    return {
+        "callback_copies": (most[1] - most[0]) / copy,
+        "callback_share": (took[1] / took[0] - 1) / SHARE,
+    }
+
+
 def started(folder: Path, ranks: int, **plan: Any) -> None:
     """Runs the trainings of a plan over ranks."""
     folder.mkdir(parents=True)
@@ -155,6 +201,7 @@ if __name__ == "__main__":
     main(
         {
             "split": split,
+            "callback": callback,
             "lora": lora,
             "accounts": accounts,
             "streamed": lambda _: json.loads(last_line("large")),
@@ -173,5 +220,7 @@ if __name__ == "__main__":
             "sharded_equals_whole": 1e-6,
             "trainings_ended": 0,
             "callback_peak_over_training": 1.3,
+            "callback_copies": 6.5,
+            "callback_share": 1.2,
         },
     )

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dynolab import distributed
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction
 from dynolab.forces.function.weights import block_of, flatten
@@ -212,6 +213,32 @@ def test_a_functional_is_its_answers_weighted_log_probabilities(policy):
     assert one.values[1].item() == pytest.approx(by_hand[0])
     best = sum(greedy(policy, row.chosen) for row in pairs(2)) / 2
     assert one.values[2].item() == pytest.approx(best)
+
+
+@pytest.mark.parametrize("batch_tokens", [8, 64])
+def test_what_ranks_read_adds_up(policy, batch_tokens, monkeypatch):
+    """Of five ranks some have no answer in a pass, and make it all the same."""
+    model = neox()
+    at = {name: p.detach() for name, p in model.named_parameters()}
+    gradients = GroupedGradients.build(policy, at, [encoded(1), encoded(2)])
+    whole = slopes_of(FUNCTIONALS, gradients, at)
+    values, into = torch.zeros_like(whole.values), torch.zeros_like(whole.gradients)
+    passes, usual = [0] * 5, policy.batch
+
+    def batch(sequences):
+        passes[distributed.rank()] += 1
+        return usual(sequences)
+
+    monkeypatch.setattr(policy, "batch", batch)
+    monkeypatch.setattr(distributed, "world_size", lambda: 5)
+    for rank in range(5):
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        values += slopes_of(
+            FUNCTIONALS, gradients, at, batch_tokens=batch_tokens, into=into, dealt=True
+        ).values
+    torch.testing.assert_close(values, whole.values)
+    torch.testing.assert_close(into, whole.gradients)
+    assert len(set(passes)) == 1
 
 
 def logp(policy: PolicyFunction, sequence) -> float:

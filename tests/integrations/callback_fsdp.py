@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import Trainer
 
 from dynolab import distributed
+from dynolab.forces.ledger import pass_again
 from dynolab.integrations.callback import ProbeCallback
 from dynolab.integrations.forces import ForceCallback
 from tests.integrations.test_callback import plain, probes
@@ -50,6 +51,11 @@ CASES: dict[str, dict[str, Any]] = {
     "bf16": {"bf16": True},
 }
 
+FEW: dict[str, Any] = {"kinds": ("chosen",), "pairs": 1}
+"""One answer, which one of two ranks reads, of a tied weight."""
+SLICE = 1000
+"""Numbers of a weight that are taken at once: fewer than tiny weights have."""
+
 
 def accounted(folder: Path, **settings: Any) -> Trainer:
     """DPO on batches of four pairs over all ranks."""
@@ -64,7 +70,9 @@ DPO = {name: partial(accounted, **settings) for name, settings in CASES.items()}
 def train(folder: Path, make: Callable[[Path], Trainer], watched: bool) -> None:
     trainer = make(folder)
     probed = ProbeCallback(trainer, probes(), every=2)
-    forces = ForceCallback(trainer, probes() if make in OTHERS.values() else None, every=1)
+    watching = FEW if make is DPO["tied"] else {}
+    rows = probes() if make in OTHERS.values() else None
+    forces = ForceCallback(trainer, rows, every=1, **watching)
     if watched:
         trainer.add_callback(probed)
         trainer.add_callback(forces)
@@ -77,6 +85,7 @@ def train(folder: Path, make: Callable[[Path], Trainer], watched: bool) -> None:
 if __name__ == "__main__":
     gc.freeze()  # accelerate collects garbage after each training, and would look at every module
     AcceleratorState.__init__ = sharded  # type: ignore[method-assign]
+    pass_again.SLICE = SLICE
     for name, make in (OTHERS | DPO).items():
         for watched in (True, False):
             train(Path(sys.argv[1], name, "watched" if watched else "alone"), make, watched)

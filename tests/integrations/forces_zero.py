@@ -12,11 +12,13 @@ from transformers import Trainer
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from dynolab import distributed
+from dynolab.forces.ledger import pass_again
 from dynolab.forces.ledger.forwards import Forward
 from dynolab.forces.ledger.trainer_passes import TrainerPasses
 from dynolab.integrations import forces
 from dynolab.integrations.forces import ForceCallback
 from dynolab.training.deepspeed_engine import init_ranks
+from tests.integrations.callback_fsdp import SLICE
 from tests.integrations.test_trained import SGD, dpo
 
 LORA = LoraConfig(r=1, target_modules="all-linear")
@@ -84,6 +86,7 @@ class FailsOnOneRank(TrainerPasses):
 if __name__ == "__main__":
     init_ranks()
     gc.freeze()  # accelerate collects garbage after each training, and would look at every module
+    pass_again.SLICE = SLICE
     inputs = Path(sys.argv[1])
     forces.TrainerPasses = FailsOnOneRank  # type: ignore[misc]
     assert "ZeroDivisionError" in train(inputs / "failed" / "watched", True, **CASES["stage-2"])

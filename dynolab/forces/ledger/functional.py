@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dynolab import distributed
 from dynolab.data.batches import TokenBatch, by_length
 from dynolab.data.encode import Encoded
 from dynolab.data.rows import ProbeRow
@@ -75,6 +76,7 @@ def slopes_of(
     batch_tokens: int | None = None,
     terms_of: Collection[int] = (),
     into: Float[Tensor, "functionals parameters"] | None = None,
+    dealt: bool = False,
 ) -> Slopes:
     """One forward and one backward of every term.
 
@@ -83,6 +85,8 @@ def slopes_of(
     - `batch_tokens`: bound of sequences × padded length of one forward; default: the policy's.
     - `terms_of`: numbers of the functionals of one answer whose tokens' terms are wanted.
     - `into`: what the gradients are added to, by default zeros.
+    - `dealt`: each rank takes a share of the terms, in as many passes as the others. Values, and
+      gradients of `GroupedGradients`, are then this rank's part of the sums over ranks.
     """
     policy = gradients.policy
     listed = [(number, term) for number, q in enumerate(functionals) for term in q.terms]
@@ -90,10 +94,14 @@ def slopes_of(
     rows = gradients.rows(at, len(functionals)) if into is None else into
     terms_by_number: dict[int, TokenTerms] = {}
     sequences = [term.sequence for _, term in listed]
-    for members in by_length(sequences, batch_tokens or policy.batch_tokens):
+    for members in dealt_by_length(sequences, batch_tokens or policy.batch_tokens, dealt=dealt):
         # `by_length` mixes functionals; in rising order the sequences of each stand side by side,
         # as `GroupedGradients.add` needs them.
-        numbers, terms = zip(*(listed[member] for member in sorted(members)), strict=True)
+        taken = [listed[member] for member in sorted(members)]
+        if not taken:  # the pass that other ranks make now; any answer does, and adds nothing
+            number, term = listed[0]
+            taken = [(number, replace(term, weight=0.0))]
+        numbers, terms = zip(*taken, strict=True)
         batch = policy.batch([term.sequence for term in terms])
         group = torch.tensor(numbers, device=policy.device)
         # Where in the batch the answer of a functional is whose terms are wanted; it has one.
@@ -102,6 +110,21 @@ def slopes_of(
         weighted_logps = gradients.add(at, batch, token_values, group, into=rows)
         values.index_add_(0, group[batch.sequence], weighted_logps.double())
     return Slopes(values, rows, terms_by_number)
+
+
+def dealt_by_length(
+    sequences: Sequence[Encoded], batch_tokens: int, *, dealt: bool
+) -> Iterator[Sequence[int]]:
+    """Numbers of the sequences of each pass (`by_length`); `dealt`: of this rank's.
+
+    All ranks then make equally many, of which some may be empty.
+    """
+    if not dealt:
+        yield from by_length(sequences, batch_tokens)
+        return
+    # As many sequences of a batch as fit a pass go to each rank.
+    for members in by_length(sequences, batch_tokens * distributed.world_size()):
+        yield distributed.deal(members)
 
 
 def _token_values(

@@ -25,6 +25,8 @@ from dynolab.forces.map.factors import differing, normed
 Values = Callable[[Float[Tensor, "tokens vocabulary"]], Float[Tensor, " tokens"]]
 """A value of every response token, computed from its logits."""
 
+WHOLE = slice(None)
+
 
 @dataclass(frozen=True)
 class GroupedGradients:
@@ -209,21 +211,26 @@ def add_call(
     signal: Float[Tensor, "positions d_out"],
     where: Int[Tensor, " positions"],
     parts: dict[str, Float[Tensor, "groups _"]],
+    some: slice = WHOLE,
 ) -> None:
-    """Adds the gradients of one call, whose input is `value`, to the rows of its groups."""
-    if rule.bias is not None:
-        _add_sums(signal, where, parts[rule.bias])
-    if rule.weight is None:
+    """Adds the gradients of one call, whose input is `value`, to the rows of its groups.
+
+    **Arguments:** `parts`: by name, of those of the rule's parameters that are wanted; `some`: of
+    the parameters' own rows.
+    """
+    if rule.bias in parts:
+        _add_sums(signal[:, some], where, parts[rule.bias])
+    if rule.weight not in parts:
         return
     out = parts[rule.weight]
     if rule.kind == "norm":
-        _add_sums(signal * normed(rule, value).flatten(0, -2), where, out)
+        _add_sums((signal * normed(rule, value).flatten(0, -2))[:, some], where, out)
     elif rule.kind == "embedding":
-        _add_table(rule, value, rule.looked_up(signal), where, out)
+        _add_table(rule, value, rule.looked_up(signal), where, out, some)
     else:
         value = value.flatten(0, -2)
         left, right = (value, signal) if rule.transposed else (signal, value)
-        _add_products(left, right, where, out)
+        _add_products(left[:, some], right, where, out)
 
 
 def _add_sums(
@@ -264,12 +271,16 @@ def _add_table(
     signal: Float[Tensor, "positions d"],
     where: Int[Tensor, " positions"],
     out: Float[Tensor, "groups size"],
+    some: slice,
 ) -> None:
-    """Rows of an embedding; a padding row learns nothing."""
+    """Some rows of an embedding; a padding row learns nothing."""
     module: Any = rule.module
     ids, padding = value.flatten(), module.padding_idx
     if padding is not None:
         signal = signal * (ids != padding)[:, None]
+    if some != WHOLE:
+        inside = (ids >= some.start) & (ids < some.stop)
+        ids, signal, where = ids[inside] - some.start, signal[inside], where[inside]
     stops = torch.bincount(where, minlength=len(out)).cumsum(0).cpu().tolist()
     tables = out.unflatten(1, (-1, signal.shape[1]))
     for number, (start, stop) in enumerate(zip([0, *stops], stops, strict=False)):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import chain
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -14,15 +16,33 @@ from torch import Tensor, nn
 from dynolab.forces.function.calls import Call
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import Rule
-from dynolab.forces.function.weights import Weights, gradients, shape_of
+from dynolab.forces.function.weights import SLICE, Weights, gradients, shape_of
 from dynolab.forces.ledger.forwards import Draws, Forward, Outputs, draw_again
-from dynolab.forces.ledger.grouped import add_call
+from dynolab.forces.ledger.grouped import WHOLE, add_call
+from dynolab.forces.step.optimizers import ON_GPU
 
 RuleSignal = tuple[Rule, Shaped[Tensor, " ..."], Float[Tensor, "_ _"], Int[Tensor, " _"]]
 """A rule, its module's input, its signal at every position, and every position's sequence."""
 
 GRADIENT_BYTES = 2**28
-"""Of gradients of sequences by one parameter that are held at once; one sequence's at least."""
+"""Of gradients of sequences by some rows of a parameter; one sequence's at least."""
+
+
+class Rows(NamedTuple):
+    """Some rows of a parameter, and their columns where it is a flat vector."""
+
+    own: slice
+    columns: slice
+
+
+def rows_of(parameter: Float[Tensor, " ..."], device: torch.device) -> Iterator[Rows]:
+    """A parameter's rows, so many at a time that what is computed of them needs little memory."""
+    count, *others = shape_of(parameter)
+    width = math.prod(others)
+    at_once = max(1, (ON_GPU if device.type == "cuda" else SLICE) // width)
+    for start in range(0, count, at_once):
+        stop = min(start + at_once, count)
+        yield Rows(slice(start, stop), slice(start * width, stop * width))
 
 
 @dataclass(frozen=True)
@@ -47,58 +67,47 @@ class PassAgain:
         """How many there are."""
         return len(self.forward.ids)
 
-    @cached_property
-    def groups(self) -> list[list[str]]:
-        """The parameters whose gradients are formed together, such as a module's weight and bias.
-
-        Rules that share a tied weight are one group. They are the same on all ranks.
-        """
-        groups: list[set[str]] = []
-        for rule in self.rules:
-            # The groups that share a name with the rule become one with it.
-            joined, apart = set(rule.names), []
-            for group in groups:
-                if group & joined:
-                    joined |= group
-                else:
-                    apart.append(group)
-            groups = [*apart, joined]
-        groups += [{name} for name in self.generic]
-        order = {name: place for place, name in enumerate(self.parameters)}
-        in_order = [sorted(group, key=order.__getitem__) for group in groups]
-        return sorted(in_order, key=lambda group: order[group[0]])
+    def parts(self) -> Iterator[tuple[str, Rows]]:
+        """Names of the parameters that have lines, and their rows; the same on all ranks."""
+        ruled = set(chain.from_iterable(rule.names for rule in self.rules))
+        for name, parameter in self.parameters.items():
+            if name in self.generic:  # a backward pass gives all of it
+                yield name, Rows(WHOLE, slice(0, shape_of(parameter).numel()))
+            elif name in ruled:
+                for rows in rows_of(parameter, self.policy.device):
+                    yield name, rows
 
     def gradients(
-        self, group: Sequence[str]
-    ) -> Iterator[tuple[str, slice, Float[Tensor, "some parameter"]]]:
-        """Gradients of some sequences at a time by each parameter of a group.
+        self, name: str, rows: Rows
+    ) -> Iterator[tuple[slice, Float[Tensor, "some columns"]]]:
+        """Gradients of some sequences at a time by some rows of a parameter.
 
         `GRADIENT_BYTES` bounds what is held at once.
         """
-        sizes = {name: shape_of(self.parameters[name]).numel() for name in group}
+        size = rows.columns.stop - rows.columns.start
         dtype, device = self.policy.dtype, self.policy.device
-        at_once = max(1, GRADIENT_BYTES // (sum(sizes.values()) * dtype.itemsize))
+        at_once = max(1, GRADIENT_BYTES // (size * dtype.itemsize))
         for start in range(0, self.sequences, at_once):
             some = slice(start, min(start + at_once, self.sequences))
-            count = some.stop - some.start
-            rows = {
-                name: torch.zeros(count, size, dtype=dtype, device=device)
-                for name, size in sizes.items()
-            }
-            if group[0] in self.generic:
-                self._by_autograd(group[0], some, rows[group[0]])
+            out = torch.zeros(some.stop - some.start, size, dtype=dtype, device=device)
+            if name in self.generic:
+                self._by_autograd(name, some, out)
             else:
-                self._by_rule(some, rows)
-            for name, gradients_of_some in rows.items():
-                yield name, some, gradients_of_some
+                self._by_rule(name, rows.own, some, out)
+            yield some, out
 
-    def _by_rule(self, some: slice, rows: dict[str, Float[Tensor, "some _"]]) -> None:
+    def _by_rule(
+        self, name: str, own: slice, some: slice, out: Float[Tensor, "some columns"]
+    ) -> None:
         for rule, value, signal, where in self.signals:  # `where`: every position's sequence
-            if rows.keys().isdisjoint(rule.names):
+            if name not in rule.names:
                 continue
-            inside = (where >= some.start) & (where < some.stop)
-            positions = value.flatten() if rule.kind == "embedding" else value.flatten(0, -2)
-            add_call(rule, positions[inside], signal[inside], where[inside] - some.start, rows)
+            value = value.flatten() if rule.kind == "embedding" else value.flatten(0, -2)
+            # The positions of a sequence stand side by side, sequences in rising order.
+            ends = where.new_tensor([some.start, some.stop])
+            inside = slice(*torch.searchsorted(where, ends).tolist())
+            here = where[inside] - some.start
+            add_call(rule, value[inside], signal[inside], here, {name: out}, own)
 
     def _by_autograd(self, name: str, some: slice, rows: Float[Tensor, "some parameter"]) -> None:
         """A backward pass a sequence."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,12 +16,12 @@ from dynolab.forces.function.calls import Call, recorded_calls
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.ledger.forwards import Forward, Outputs, RecordedForwards, differentiable
 from dynolab.forces.ledger.grouped import GroupedGradients, add_call, groups_of
-from dynolab.forces.ledger.pass_again import PassAgain, RuleSignal, replayed, typed
+from dynolab.forces.ledger.pass_again import PassAgain, RuleSignal, replayed, rows_of, typed
 from dynolab.forces.step.optimizers import Clipping, Removal
 from dynolab.likelihood.token_logps import ResponseLogits
 
-Removals = Callable[[str], Removal]
-"""What functionals would lack of a step by one parameter, by its name."""
+Removals = Callable[[str, slice], Removal]
+"""What functionals would lack of a step by some columns of a parameter, by its name."""
 
 
 class SequenceLines(NamedTuple):
@@ -39,9 +40,9 @@ class TrainerPasses(RecordedForwards):
 
     After the step the recorded passes are made again, at the same weights and from the same random
     state. Gradients of sequences are formed from a module's inputs and signals, by its rule, for
-    one parameter and some sequences at a time; they are never held for all. Parameters without a
-    rule have a backward pass per sequence. Gradient accumulation, the loss' scale and dropout are
-    inside.
+    some rows of a parameter and some sequences at a time; they are never held for all. Parameters
+    without a rule have a backward pass per sequence. Gradient accumulation, the loss' scale and
+    dropout are inside.
 
     **Arguments:**
 
@@ -90,7 +91,7 @@ class TrainerPasses(RecordedForwards):
 
         **Arguments:**
 
-        - `removals`: the step by parameter, as whole tensors.
+        - `removals`: the step by parameter, of which columns count as in the whole parameter.
         - `clipping`, `clip_factor`: how the step clips, and what it multiplied its gradient by.
         - `scale`: what the gradients of these passes are divided by.
         """
@@ -118,13 +119,13 @@ class TrainerPasses(RecordedForwards):
         """The lines of one pass; `factors`: the step's clip factors without each sequence."""
         zeros = factors.new_zeros(2, count, len(factors))  # lines and shares
         lines_of = {name: SequenceLines(*zeros.clone()) for name in self._parameters}
-        for group in again.groups:
-            removal = {name: removals(name) for name in group}
-            for name, some, rows in again.gradients(group):
-                rows /= scale
-                lines_of[name].lines[:, some] = removal[name].lines(rows, factors[some])
-                (shares,) = removal[name].shares(rows)
-                lines_of[name].shares[:, some] = shares
+        for name, rows in again.parts():
+            removal = removals(name, rows.columns)
+            for some, gradients in again.gradients(name, rows):
+                gradients /= scale
+                lines_of[name].lines[:, some] += removal.lines(gradients, factors[some])
+                (shares,) = removal.shares(gradients)
+                lines_of[name].shares[:, some] += shares
         return lines_of
 
     def _factors(
@@ -140,12 +141,11 @@ class TrainerPasses(RecordedForwards):
         if math.isinf(clipping.bound):  # nothing is clipped, with or without a sequence
             return torch.full_like(squares, clip_factor)
         square = squares.new_zeros(())  # ‖g‖²; `squares` become ‖g − h‖² without each sequence
-        for group in again.groups:
-            removal = {name: removals(name) for name in group}
-            for part in removal.values():
-                square += part.map.gradient.square().sum(dtype=torch.float64)
-            for name, some, rows in again.gradients(group):
-                squares[some] += removal[name].squares(rows / scale)
+        for name, rows in again.parts():
+            removal = removals(name, rows.columns)
+            square += removal.map.gradient.square().sum(dtype=torch.float64)
+            for some, gradients in again.gradients(name, rows):
+                squares[some] += removal.squares(gradients.div_(scale))
         return clipping.without(squares.sqrt(), square.sqrt(), clip_factor)
 
     @contextmanager
@@ -218,32 +218,33 @@ class TrainerPasses(RecordedForwards):
         strength = sum(p.flatten(1).abs().sum(1).double() for p in forward.pulls.values())
         number = int(torch.as_tensor(strength).argmax())
         pulls = forward.alone(number)
-        sizes = [parameter.numel() for parameter in self._parameters.values()]
-        # Rows: the sequences before this one, this one, and those after it.
-        rows = torch.zeros(3, sum(sizes), dtype=self.policy.dtype, device=self.policy.device)
-        by_rule = dict(zip(self._parameters, rows.split(sizes, dim=1), strict=True))
         signals = self._signals(forward, calls, outputs, pulls, keeps_graph=True)
         if "logits" not in forward.pulls:
             signals += self._head(forward, hidden, number)
-        for rule, value, signal, where in signals:
-            # 0 before this sequence, 1 at it, 2 after it. Rules that tell sequences apart give
-            # nothing to the rows 0 and 2, as only this one is pulled.
-            row = (where >= number).long() + (where > number)
-            add_call(rule, value, signal, row, by_rule)
-        truth = torch.autograd.grad(
-            outputs,
-            list(self._parameters.values()),
-            [pull.to(self.policy.device) for pull in pulls],
-            retain_graph=True,
-            materialize_grads=True,
-        )
+        # By parameter: the norm of its gradient by autograd, and of what the rule's is beside it.
+        norms: dict[str, tuple[float, float]] = {}
+
+        def compare(name: str, truth: Float[Tensor, " ..."]) -> Float[Tensor, " ..."]:
+            norms[name] = float(truth.norm()), self._apart(name, truth, signals, number)
+            return truth.new_zeros(()).expand_as(truth)  # so that no gradient is kept
+
+        with ExitStack() as hooks:
+            for name, parameter in self._parameters.items():
+                hook = parameter.register_hook(partial(compare, name))
+                hooks.callback(hook.remove)
+            zeros = torch.autograd.grad(
+                outputs,
+                list(self._parameters.values()),
+                [pull.to(self.policy.device) for pull in pulls],
+                retain_graph=True,
+                allow_unused=True,
+            )
+        for (name, parameter), zero in zip(self._parameters.items(), zeros, strict=True):
+            if zero is None:  # autograd has not come by
+                compare(name, torch.zeros_like(parameter))
         # What rounding leaves of a gradient that is about zero.
-        least = 1e-6 * max(float(gradient.norm()) for gradient in truth)
-        wrong = set()
-        for (name, difference), gradient in zip(by_rule.items(), truth, strict=True):
-            difference[1] -= gradient.flatten()  # of all three rows nothing should be left
-            if float(difference.norm()) > self._rounding * float(gradient.norm()) + least:
-                wrong.add(name)
+        least = 1e-6 * max(norm for norm, _ in norms.values())
+        wrong = {name for name, (norm, off) in norms.items() if off > self._rounding * norm + least}
         rules = []
         for rule in self._rules:
             if wrong.isdisjoint(rule.names):
@@ -252,6 +253,23 @@ class TrainerPasses(RecordedForwards):
                 self._generic |= set(rule.names)
         self._rules = tuple(rules)
         self._generic |= wrong
+
+    def _apart(
+        self, name: str, truth: Float[Tensor, " ..."], signals: Sequence[RuleSignal], number: int
+    ) -> float:
+        """The norm of what a rule makes of one pulled sequence, less its gradient by autograd."""
+        square, flat = 0.0, truth.flatten()
+        for own, columns in rows_of(truth, self.policy.device) if truth.dim() else ():
+            # Rows: the sequences before this one, this one, and those after it. Rules that tell
+            # sequences apart give nothing to the first and last, as only this one is pulled.
+            rows = flat.new_zeros(3, columns.stop - columns.start, dtype=self.policy.dtype)
+            for rule, value, signal, where in signals:
+                if name in rule.names:
+                    row = (where >= number).long() + (where > number)
+                    add_call(rule, value, signal, row, {name: rows}, own)
+            rows[1] -= flat[columns]  # of all three rows nothing should be left
+            square += float(rows.square().sum(dtype=torch.float64))
+        return math.sqrt(square)
 
     def _head(
         self, forward: Forward, hidden: Float[Tensor, "sequences length width"], number: int

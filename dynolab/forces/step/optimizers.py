@@ -108,13 +108,16 @@ def with_clip_factor(facts: StepFacts, norm: Float[Tensor, ""]) -> StepFacts:
 
 @dataclass(frozen=True)
 class UpdateFacts:
-    """What `StepFacts` says of an update, for steps that no record holds."""
+    """What `StepFacts` says of an update, for steps that no record holds.
+
+    `floor`: what 16-bit arithmetic leaves of the parameter's second moment at least.
+    """
 
     step: int
     learning_rate: float
     clip_factor: float
     optimizer: OptimizerConfig
-    rounded: bool = False
+    floor: float = 0.0
 
 
 class Stepped(NamedTuple):
@@ -298,6 +301,8 @@ _MAPS = {"sgd": _sgd, "adamw": _adamw, "rmsprop": _rmsprop}
 
 def _floor(facts: UpdateFacts | StepFacts, second_after: Float[Tensor, " ..."]) -> float:
     """What 16-bit arithmetic leaves of a second moment at least (`at_least_rounding`)."""
+    if isinstance(facts, UpdateFacts):
+        return facts.floor
     if not facts.rounded or not second_after.numel():
         return 0.0
     return float(second_after.min())
