@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from dynolab.costs.machines import Machine, StageCost
 from dynolab.data.sources.config import rows_line
-from dynolab.data.sources.load import DataConfig
+from dynolab.data.sources.load import DataConfig, LoadedData
 from dynolab.probes.making.probe_set import ProbeSetConfig
 from dynolab.training.config import LoopConfig
 from flows.flow import Step
@@ -23,11 +23,16 @@ Changes = dict[str, Any]
 
 
 class PlannedCosts:
-    """Costs of a plan's steps on a machine."""
+    """Costs of a plan's steps on a machine.
 
-    def __init__(self, steps: Sequence[Step], machine: Machine) -> None:
+    **Arguments:** `rows`: those of all steps, if they have been read.
+    """
+
+    def __init__(
+        self, steps: Sequence[Step], machine: Machine, rows: LoadedData | None = None
+    ) -> None:
         self._by_name = {step.name: step for step in steps}
-        self.machine = machine
+        self.machine, self._rows = machine, rows
         self._costs: dict[tuple[str, str], Costs] = {}
         self._watched: ProbeSetConfig | None = None
         for step in steps:
@@ -54,7 +59,7 @@ class PlannedCosts:
                 inner = {f"training.{name}": value for name, value in changes.items()}
                 step = replace(step, config=with_changes(step.config, inner))
             steps.append(step)
-        plan = PlannedCosts(steps, self.machine)
+        plan = PlannedCosts(steps, self.machine, self._rows)
         plan._costs = self._costs  # with what was read and traced
         return plan
 
@@ -85,7 +90,7 @@ class PlannedCosts:
         if base is None or data is None:
             return None
         key = base.model_dump_json(), data.model_dump_json()
-        inputs = Inputs(base.source, base.revision, data, self._watched)
+        inputs = Inputs(base.source, base.revision, data, self._watched, self._rows)
         return self._costs.setdefault(key, Costs(inputs, self.machine))
 
     @property

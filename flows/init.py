@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import torch
 
 from dynolab.costs.machines import UNTIMED_SECONDS, duration, this_machine
 from dynolab.data.encode import Encoder
+from dynolab.data.rows import first_pairs
 from dynolab.data.sources.config import rows_line
 from dynolab.data.sources.load import DataConfig, LoadedData, load_data
 from dynolab.data.unknown import UnknownTokens, about_loaders, in_words, unknown_tokens
@@ -225,6 +227,7 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> WrittenS
     }
     if replace:
         config = config.model_copy(update={"replace": replace})
+        del loaded, some, answers  # rows of a large file are not in memory twice
         loaded = load_data(config, writer)
     sizes = measured_sizes(weights, tokenizer, loaded)
     settings = settings_for(loaded, sizes) | {
@@ -244,7 +247,8 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> WrittenS
     untimed = TEMPLATE.format(**settings, time="#")
     parameters = parse_parameters(StudyParameters, untimed, str(file), folder=file.resolve().parent)
     steps = study_steps(resolved(parameters))
-    costs = PlannedCosts(steps, this_machine())
+    watched = first_pairs(loaded.probes, parameters.data.probe_pairs)
+    costs = PlannedCosts(steps, this_machine(), dataclasses.replace(loaded, probes=watched))
     seconds = {step.name: cost.hours * 3600 for step in steps if (cost := costs.of(step))}
     parts = {**seconds, "start and page": UNTIMED_SECONDS}
     longest = sorted(parts, key=parts.__getitem__, reverse=True)[:3]

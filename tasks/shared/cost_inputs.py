@@ -62,6 +62,8 @@ class Inputs:
     data: DataConfig
     watched: ProbeSetConfig | None = None
     """Which kinds of answers are watched; None: those in the rows."""
+    read: LoadedData | None = None
+    """The rows, if they have been read."""
     _shapes: dict[LoraConfig | None, ModelShape] = field(default_factory=dict, init=False)
     _encoded: dict[int, Sequence[EncodedExample]] = field(default_factory=dict, init=False)
     overlong: dict[int, int] = field(default_factory=dict, init=False)
@@ -86,7 +88,7 @@ class Inputs:
     @cached_property
     def loaded(self) -> LoadedData:
         """The rows of a file or of the built-in world."""
-        return load_data(self.data, chat_tokenizer(self.data))
+        return self.read or load_data(self.data, chat_tokenizer(self.data))
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:

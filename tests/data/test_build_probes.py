@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dynolab.data.probes.build import Watched, build_probes, other, rows_from_data, shuffled
 from dynolab.data.probes.kinds import DATA_KINDS
-from dynolab.data.probes.overlap import TrainingTexts, disjoint, flag_rows, repeated
+from dynolab.data.probes.overlap import TrainingTexts, bare, disjoint, flag_rows, repeated
 from dynolab.data.rows import Example
 from dynolab.errors import ConfigError
 
@@ -82,8 +82,7 @@ TALK = Example(
 
 def flags(kind: str, response: str, *pairs: Example, tokenizer=None) -> tuple[str, ...]:  # type: ignore[no-untyped-def]
     row = Watched(PAIR, "train").row(kind, response, "a test")
-    known = TrainingTexts([PAIR, TALK])
-    return flag_rows([row], [PAIR, *pairs], known, tokenizer)[0].flags
+    return flag_rows([row], [PAIR, *pairs], [PAIR, TALK], tokenizer)[0].flags
 
 
 def test_empty_responses_are_kept_and_flagged() -> None:
@@ -116,7 +115,26 @@ def test_pairs_that_repeat_another_are_kept_and_flagged() -> None:
     assert repeated([PAIR, same]) == {"c"} and repeated([same, PAIR]) == {"a"}
     assert repeated([PAIR, PAIR.model_copy(update={"rejected": None})]) == set()
     row = Watched(same, "train").row("chosen", same.chosen, "a test")
-    assert flag_rows([row], [PAIR, same], TrainingTexts([]))[0].flags == ("duplicate",)
+    assert flag_rows([row], [PAIR, same], [])[0].flags == ("duplicate",)
+
+
+TEXTS = st.lists(st.sampled_from(["a", "b", " ", "\n\nHuman:"]), max_size=9).map("".join)
+PAIRS = st.lists(st.builds(row, st.just("x"), prompt=TEXTS, chosen=TEXTS, rejected=TEXTS))
+
+
+@given(PAIRS, PAIRS)
+def test_overlap_is_that_of_all_words(train: list[Example], heldout: list[Example]) -> None:
+    texts = [text for one in heldout for text in (one.prompt, one.chosen, one.rejected or "")]
+    known, prompts = TrainingTexts(train, texts), {bare(one.prompt) for one in train}
+    turns = [text for one in train for text in one.prompt.split("\n\nHuman:")[1:]]
+    answers = {bare(text) for one in train for text in (one.chosen, one.rejected or "")}
+    answers |= set(map(bare, turns))
+    for text in texts:
+        assert known.prompt(text) == (bare(text) in prompts)
+        assert known.answer(text) == (bare(text) in answers - {""})
+    pairs = [one.model_copy(update={"id": str(n)}) for n, one in enumerate([*train, *heldout])]
+    words = [tuple(map(bare, (one.prompt, one.chosen, one.rejected or ""))) for one in pairs]
+    assert repeated(pairs) == {str(n) for n, own in enumerate(words) if own in words[:n]}
 
 
 def test_responses_without_tokens_and_with_an_end_inside_are_flagged() -> None:

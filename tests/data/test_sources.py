@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -13,6 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from dynolab.data.rows import rows_by_source, with_rejected, write_rows
+from dynolab.data.source_checks import file_digest
 from dynolab.data.sources.load import DataConfig, load_data, load_prompts, resolve_data
 from dynolab.errors import ConfigError
 from flows.parameters.parse import load_parameters
@@ -42,6 +44,22 @@ def test_pairs_are_split_and_probed(tmp_path: Path) -> None:
     assert load_data(config).probes == data.probes
     other = load_data(config.model_copy(update={"seed": 1}))
     assert [row.id for row in other.heldout] != [row.id for row in data.heldout]
+
+
+def test_frozen_rows_keep_their_bytes(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    rows = [
+        {side: " ".join(rng.choices("abc", k=3)) for side in ("prompt", "chosen", "rejected")}
+        for _ in range(200)
+    ]
+    rows += [row | {"weight": 0.5, "wins": [0, 1], "id": f"w{n}"} for n, row in enumerate(rows[:9])]
+    rows += [{"prompt": "\n\nHuman: é\n\nHuman: a b c", "chosen": "", "rejected": "\u2028"}]
+    data = load_data(file_config(write(tmp_path, rows), heldout_rows=40, probe_pairs=9))
+    digests = []
+    for part in (data.pairs, data.heldout, data.probes):
+        write_rows(tmp_path / "part", part)
+        digests.append(file_digest("", tmp_path / "part").hex()[:8])
+    assert digests == ["357c14d6", "3017c189", "3ec46353"]
 
 
 def test_only_the_first_rows_are_used(tmp_path: Path) -> None:

@@ -65,7 +65,8 @@ def test_no_irrelevant_answer_of_raw_transcripts_stands_in_training(
         DataConfig(source="file", path=str(source), format="hh", heldout_rows=300, probe_pairs=0)
     )
     built = build_probe_set(ProbeSetConfig(pairs=200), data.pairs, data.heldout, policy=policy)
-    known = TrainingTexts(data.pairs)
+    asked = (text for row in built.rows for text in (row.prompt, row.response))
+    known = TrainingTexts(data.pairs, asked)
     irrelevant = [row for row in built.rows if row.kind == "irr_test"]
     assert len(irrelevant) == 400
     assert not any(known.answer(row.response) for row in irrelevant)

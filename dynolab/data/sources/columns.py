@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import itemgetter
@@ -190,7 +190,7 @@ def form_of(record: Record) -> Form | None:
 
 
 def as_pairs(
-    records: Iterable[Record], origin: str
+    records: Sequence[Record], origin: str
 ) -> Iterator[tuple[int, Record, dict[str, Any] | None]]:
     """Yields each record's number, the record, and its pair, or None if it holds none.
 
@@ -198,15 +198,14 @@ def as_pairs(
 
     **Raises:** `ConfigError` naming `origin` for a record whose columns hold something else.
     """
-    numbered = list(enumerate(records))
-    first = numbered[0][1] if numbered else {}
+    first = records[0] if records else {}
     with reading(origin, sorted(first), OTHERWISE):
         if {"prompt", "completion", "label"} <= set(first):
-            yield from _labelled(numbered)
+            yield from _labelled(list(enumerate(records)))
         elif {"prompt", "response", "helpfulness"} <= set(first):
-            yield from _scored(numbered)
+            yield from _scored(list(enumerate(records)))
         else:
-            for number, record in numbered:
+            for number, record in enumerate(records):
                 form = form_of(record)
                 with reading(place(record, origin, number), sorted(record), OTHERWISE):
                     pair = None if form is None else form.pair(record)

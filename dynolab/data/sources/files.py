@@ -27,6 +27,8 @@ _COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 class Line(dict[str, Any]):
     """A record of a JSON-lines file, with its line number."""
 
+    __slots__ = ("number",)
+
     def __init__(self, record: Mapping[str, Any], number: int) -> None:
         super().__init__(record)
         self.number = number

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynolab.data.chat import Write, plain_writer, template_writer
 from dynolab.data.probes.build import build_probes, read_built_probes, watched_pairs
-from dynolab.data.probes.overlap import TrainingTexts, bare, disjoint, flag_rows, repeated
+from dynolab.data.probes.overlap import bare, disjoint, flag_rows, repeated
 from dynolab.data.rows import BETWEEN, Example, ProbeRow, PromptRow
 from dynolab.data.source_checks import dataset_commit
 from dynolab.data.sources import readers
@@ -118,7 +118,7 @@ def load_data(
         probes = []
     elif config.format == "probe_file":
         stored = _stored_probes(config, records, loaded.pairs, loaded.heldout)
-        probes = flag_rows(stored, [*loaded.pairs, *loaded.heldout], TrainingTexts(loaded.pairs))
+        probes = flag_rows(stored, [*loaded.pairs, *loaded.heldout], loaded.pairs)
     else:
         probes = _built(config, loaded.pairs, loaded.heldout)
     return replace(loaded, probes=probes)
@@ -162,13 +162,13 @@ def _named(row: Example, source: str) -> Example:
 
 def _built(config: DataConfig, train: list[Example], heldout: list[Example]) -> list[ProbeRow]:
     rows = build_probes(train, heldout, pairs=config.probe_pairs, seed=config.seed)
-    return flag_rows(rows, [*train, *heldout], TrainingTexts(train))
+    return flag_rows(rows, [*train, *heldout], train)
 
 
 def _source(
     config: RowsConfig, tokenizer: PreTrainedTokenizerBase | None
 ) -> tuple[LoadedData, list[dict[str, Any]]]:
-    """Rows of one source without probes, and the records that they were read from."""
+    """Rows of one source without probes, and of a probe file its records."""
     if config.source == "world":
         world = build_any_world(config.world)
         return LoadedData(world.pairs, world.heldout, [], {}, world), []
@@ -205,7 +205,8 @@ def _source(
         counts["answers_without_blank"] += runs_on
         counts["answers_without_end"] += row.turn is not None and not row.turn[1].strip()
     named = {f"data/{name}": float(count) for name, count in counts.items()}
-    return LoadedData(train, fresh, [], named, read=line), records
+    kept = records if config.format == "probe_file" else []
+    return LoadedData(train, fresh, [], named, read=line), kept
 
 
 def load_prompts(

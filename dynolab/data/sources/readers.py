@@ -42,7 +42,7 @@ STORED_KINDS = {
 """Response fields of the papers' probe files and how their authors made them."""
 
 
-def pairs(records: Iterable[Record], origin: str, write: Write | None) -> Iterator[Example | None]:
+def pairs(records: Sequence[Record], origin: str, write: Write | None) -> Iterator[Example | None]:
     """Reads answers to prompts, one or two a prompt, in any of the forms of `columns`.
 
     Texts are read as they are written, messages as the writer writes them. If a prompt is missing,
@@ -56,16 +56,18 @@ def pairs(records: Iterable[Record], origin: str, write: Write | None) -> Iterat
 
     **Raises:** `ConfigError` that names the first record that cannot be read, and how many cannot.
     """
-    read, faults = list(as_pairs(records, origin)), list[ConfigError]()
-    if read and form_of(read[0][1]) is None:
+    if records and form_of(records[0]) is None:
         raise ConfigError(
-            place(read[0][1], origin, 0),
-            sorted(read[0][1]),
+            place(records[0], origin, 0),
+            sorted(records[0]),
             "needs columns prompt and chosen (and rejected), or messages; name them in "
             "data.columns, or set data.format",
         )
-    both = any(pair and pair.get("rejected") is not None for _, _, pair in read)
-    for number, record, pair in read:
+    # Pairs are made twice rather than kept: of most data the first one has both answers.
+    seen = as_pairs(records, origin)
+    both = any(pair and pair.get("rejected") is not None for _, _, pair in seen)
+    faults: list[ConfigError] = []
+    for number, record, pair in as_pairs(records, origin):
         where = place(record, origin, number)
         try:
             if pair is None:
@@ -79,7 +81,8 @@ def pairs(records: Iterable[Record], origin: str, write: Write | None) -> Iterat
             faults.append(error)
     if faults:
         first = faults[0]
-        more = f" (the first of {len(faults)} such rows among {len(read)})"
+        count = sum(1 for _ in as_pairs(records, origin))
+        more = f" (the first of {len(faults)} such rows among {count})"
         raise ConfigError(
             first.field, first.value, first.remedy + (more if len(faults) > 1 else "")
         )
@@ -186,14 +189,14 @@ def _apart(sides: Sequence[str]) -> Texts | None:
 
 def _example(number: int, record: Record, texts: Texts, where: str) -> Example:
     check_length(texts, where)
+    more = {"wins": _wins(record, where), "weight": _weight(record, where), "turn": texts.turn}
     return Example(
         id=_id(record, number),
         prompt=texts.prompt,
         chosen=texts.answers[0],
         rejected=texts.answers[1] if len(texts.answers) == 2 else None,
-        wins=_wins(record, where),
-        weight=_weight(record, where),
-        turn=texts.turn,
+        # A row takes half a kilobyte more if fields are set that it does not have.
+        **{name: value for name, value in more.items() if value is not None},
     )
 
 

@@ -21,7 +21,7 @@ from dynolab.data.probes.kinds import (
     PolicyKind,
     WriterKind,
 )
-from dynolab.data.probes.overlap import TrainingTexts, disjoint, flag_rows
+from dynolab.data.probes.overlap import disjoint, flag_rows
 from dynolab.data.rows import Example, ProbeRow
 from dynolab.endpoint import Endpoint, EndpointConfig
 from dynolab.endpoint.client import OnProgress, ignore_progress
@@ -182,7 +182,7 @@ def build_probe_set(
         _check_missing(config, len(written_rows), not_made)
         rows, missing = rows + written_rows, missing + not_made
     tokenizer = None if policy is None else policy.tokenizer
-    flagged = flag_rows(rows, [pair.example for pair in watched], TrainingTexts(train), tokenizer)
+    flagged = flag_rows(rows, [pair.example for pair in watched], train, tokenizer)
     return ProbeSet(_ordered(flagged, watched, config.kinds), missing)
 
 
