@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import yaml
 
 from dynolab.costs.machines import UNTIMED_SECONDS, duration, this_machine
 from dynolab.data.encode import Encoder
@@ -240,7 +241,7 @@ def write_study(file: Path, *, model: str, data: Path, program: str) -> WrittenS
             if replace
             else ""
         ),
-        "name": file.stem,
+        "name": quoted(file.stem),
         "file": file,
         "program": program,
     }
@@ -300,8 +301,9 @@ def comment(text: str) -> str:
 
 
 def quoted(path: str) -> str:
-    """A path as YAML, quoted where YAML could read something else."""
-    return path if re.fullmatch(r"[\w./][\w./-]*", path) else json.dumps(path, ensure_ascii=False)
+    """A path or name as YAML, quoted where YAML could read something else."""
+    plain = re.fullmatch(r"[\w./][\w./-]*", path) and yaml.safe_load(path) == path
+    return path if plain else json.dumps(path, ensure_ascii=False)
 
 
 def beside(file: Path, path: Path) -> str:

@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 def test_the_file_names_its_sources_from_its_folder_and_runs(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = folder / "mine.yaml"
+    file = folder / "7.yaml"
     written = write_study(
         file, model=str(folder / "my model"), data=folder / "pairs.jsonl", program="dynolab"
     )
@@ -44,7 +44,7 @@ def test_the_file_names_its_sources_from_its_folder_and_runs(
     assert max(map(len, text.replace(str(file), "").splitlines())) <= 100
     monkeypatch.chdir("/")
     study = resolved(load_parameters(StudyParameters, file))
-    assert study.name == "mine" and study.data.path == str(folder / "pairs.jsonl")
+    assert study.name == "7" and study.data.path == str(folder / "pairs.jsonl")
     assert study.sft is not None and study.sft.steps == 20
     assert study.preference.objective.name == "dpo"
 
