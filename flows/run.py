@@ -183,12 +183,11 @@ def check_trained_rows(
     if not configs:
         return
     folder = platform.store.folder(result.address, result.digest)
-    rows = list(read_rows(folder / "train.jsonl", Example))
     probes = list(read_rows(folder / "probes.jsonl", ProbeRow))
     for config in configs:
         check_probes(config, probes)
         if isinstance(config, TrainConfig):
-            check_rows(rows, config.objective)
+            check_rows(read_rows(folder / "train.jsonl", Example), config.objective)
 
 
 def check_hosts(steps: Sequence[Step], settings: Settings) -> None:

@@ -19,7 +19,6 @@ from dynolab.audit.foresight import Ranking, foresight, risk, worst_first
 from dynolab.audit.ranking_file import check_scored, read_ranking
 from dynolab.audit.word_overlap import word_overlap
 from dynolab.costs.machines import StageCost
-from dynolab.data.batches import CHOSEN, REJECTED
 from dynolab.data.encode import EncodedExample, Encoder
 from dynolab.data.rows import Example, Split, read_rows, read_value, write_rows
 from dynolab.errors import ConfigError
@@ -28,7 +27,7 @@ from dynolab.objectives import build_objective
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import PAIR_OBJECTIVES, RowObjectiveConfig
 from dynolab.results.audit import Band, ChosenChange, FilteredPairs, PairAudit
-from dynolab.training.examples import check_sides
+from dynolab.training.examples import check_rejected
 from dynolab.training.reference import score_responses
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
@@ -105,7 +104,7 @@ def read_pairs(data: Path, encoder: Encoder, split: str, first: int | None) -> l
     """
 
     pairs = list(islice(read_rows(data / f"{split}.jsonl", Example), first))
-    check_sides(pairs, (CHOSEN, REJECTED), "audit")
+    check_rejected([pair.id for pair in pairs if pair.rejected is None], "audit")
     return [example for row in pairs if (example := encoder.example(row)) is not None]
 
 

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from dynolab.costs.machines import StageCost
 from dynolab.costs.memory import FP32
+from dynolab.data.batches import draw
 from dynolab.data.rows import ProbeRow, read_rows, read_value
 from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
@@ -27,8 +28,8 @@ from dynolab.training.best import check_metric
 from dynolab.training.config import GroupTrainConfig, LoopConfig, TrainConfig, ZeroStage
 from dynolab.training.dose import rows_to_protect
 from dynolab.training.examples import (
+    Examples,
     check_rows as check_objective,
-    load_examples,
     load_prompts,
     training_encoder,
 )
@@ -173,7 +174,11 @@ def check_rows(job: TrainJob) -> None:
         Rewards(config.rewards)
         load_prompts(job.examples, encoder, config.max_new_tokens)
     else:
-        rows = load_examples(job.examples, encoder, config.objective)
+        rows = Examples(job.examples, encoder, config.objective)
+        if config.overlong == "error":
+            for step in range(config.steps):
+                for row in draw(step, config.batch_size, len(rows), config.seed):
+                    rows[row]  # encodes it
         if config.designed_dose is not None:
             rows_to_protect(config, rows)
 

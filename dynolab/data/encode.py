@@ -169,13 +169,17 @@ class Encoder:
     def examples(self, rows: Iterable[Example]) -> list[EncodedExample]:
         """All rows that the overlong rule keeps; raises `ConfigError` if there are none."""
         encoded = [example for row in rows if (example := self.example(row)) is not None]
-        if not encoded:
+        self.check_kept(len(encoded))
+        return encoded
+
+    def check_kept(self, rows: int) -> None:
+        """Raises `ConfigError` if no row was kept."""
+        if not rows:
             raise ConfigError(
                 "data",
                 f"0 rows kept, {self.counts.dropped} dropped as overlong",
                 "give data with rows that fit the model's context, or set overlong: truncate_left",
             )
-        return encoded
 
     def _whole(self, prompt: str, texts: Sequence[str], turn: Turn | None) -> list[Encoded]:
         """Each response with its prompt, however long."""

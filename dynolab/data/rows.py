@@ -185,13 +185,20 @@ def write_rows(path: Path, rows: Iterable[BaseModel | Mapping[str, object]]) -> 
 
 def read_rows(path: Path, row_type: type[AnyRow]) -> Iterator[AnyRow]:
     """Reads JSON lines; raises `ConfigError` with the number and the fault of a bad line."""
+    return (row for _, _, row in rows_with_lines(path, row_type))
+
+
+def rows_with_lines(path: Path, row_type: type[AnyRow]) -> Iterator[tuple[int, bytes, AnyRow]]:
+    """Reads rows as `read_rows`, each with its line's first byte in the file, and the line."""
+    place = 0
     with reading(path.name, str(path), _REMEDY):
         for number, line in enumerate(json_lines(path), start=1):
             try:
                 if line.strip():
-                    yield row_type.model_validate_json(line)
+                    yield place, line, row_type.model_validate_json(line)
             except ValidationError as error:
                 raise _invalid_row(f"{path.name} line {number}", error) from error
+            place += len(line)
 
 
 def whole_rows(path: Path, row_type: type[AnyRow]) -> Iterator[AnyRow]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -143,6 +144,36 @@ def unknown_tokens(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> 
     for text in texts:
         counts.add(tokenizer, tokenizer(text, add_special_tokens=False)["input_ids"], text)
     return counts
+
+
+def surely_known(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bool]:
+    """Says of texts, far faster than they are encoded, that no token of theirs is unknown.
+
+    True only for tokenizers that read characters, BPE and Unigram: then a text has at most as many
+    tokens as UTF-8 bytes, if it is ASCII, and unknown is a character that is unknown alone.
+    """
+    from tokenizers.models import BPE, Unigram
+
+    model, unknown = (
+        tokenizer.backend_tokenizer.model if tokenizer.is_fast else None,
+        tokenizer.unk_token,
+    )
+    if not isinstance(model, BPE | Unigram):
+        return lambda _: False
+    if unknown is None:
+        return lambda _: True
+
+    @cache
+    def known(character: str) -> bool:
+        return not unknown_tokens(tokenizer, [character]).tokens
+
+    ascii_known = bytes(filter(lambda byte: known(chr(byte)), range(128)))
+
+    def text_known(text: str) -> bool:
+        others = text.encode().translate(None, ascii_known).decode()
+        return str(unknown) not in text and all(map(known, set(others)))
+
+    return text_known
 
 
 def read_otherwise(

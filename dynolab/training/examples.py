@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nlargest
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dynolab import distributed
-from dynolab.data.batches import REJECTED, draw, responses_of
+from dynolab.data.batches import REJECTED, draw
 from dynolab.data.encode import Encoded, EncodedExample, Encoder
-from dynolab.data.rows import Example, PromptRow, read_rows
+from dynolab.data.rows import Example, PromptRow, read_rows, rows_with_lines
+from dynolab.data.unknown import surely_known
 from dynolab.errors import ConfigError
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives import KTO, Objective, build_objective
@@ -35,18 +38,77 @@ def training_encoder(
     return Encoder(tokenizer, min(config.max_length or context, context), config.overlong)
 
 
-def load_examples(file: Path, encoder: Encoder, objective: AnyConfig) -> list[EncodedExample]:
-    """Loads, checks and encodes the rows of a file for an objective.
+LONGEST_ROWS = 200
+"""Of a file's longest rows, so many are encoded where others are once they are drawn."""
 
-    **Raises** `ConfigError` for rows that lack a field the objective reads, for overlong rows under
-    `overlong: error`, and if no row is left.
+
+class Examples(Sequence[EncodedExample]):
+    """Rows of a file that a training keeps, each read and encoded where it is first asked for.
+
+    Memory grows with the rows that are asked for; others take 8 bytes each.
+
+    **Arguments:** `encoder`: its counts are those of all rows; `objective`: what the rows are for.
+
+    **Raises** `ConfigError` for rows that lack a field the objective reads, and if no row is left.
+    Under `overlong: error` also for an overlong row: here where it is one of the longest, where it
+    is asked for otherwise.
     """
-    rows = list(read_rows(file, Example))
-    if isinstance(objective, SFTConfig):  # of labelled rows the good ones alone
-        good = (row for row in rows if row.label is not False)
-        rows = [row.model_copy(update={"label": None}) if row.label else row for row in good]
-    check_rows(rows, objective)
-    return encoder.examples(rows)
+
+    def __init__(self, file: Path, encoder: Encoder, objective: AnyConfig) -> None:
+        self._file, self._of_sft = file, isinstance(objective, SFTConfig)
+        self._encoder = Encoder(encoder.tokenizer, encoder.max_length, encoder.overlong)
+        self._encoded: dict[int, EncodedExample] = {}
+        self._places, self._sizes = array("q"), array("q")
+        known, self._known = surely_known(encoder.tokenizer), True
+
+        def rows() -> Iterator[Example]:
+            for place, line, row in rows_with_lines(file, Example):
+                if self._of_sft and row.label is False:  # of labelled rows the good ones alone
+                    continue
+                self._places.append(place)
+                # A row has fewer tokens than its line has bytes, if no character becomes several.
+                fits = len(line) <= encoder.max_length and line.isascii()
+                self._sizes.append(0 if fits else len(line))
+                answers = row.chosen + (row.rejected or "")
+                self._known = self._known and known(answers)
+                yield self._for_objective(row)
+
+        check_rows(rows(), objective)
+        self._keep(encoder)
+
+    def _for_objective(self, row: Example) -> Example:
+        return row.model_copy(update={"label": None}) if self._of_sft and row.label else row
+
+    def _keep(self, encoder: Encoder) -> None:
+        """Leaves out what the overlong rule drops, and counts as if all rows were encoded."""
+        size, refuses = self._sizes.__getitem__, encoder.overlong == "error"
+        longest = nlargest(LONGEST_ROWS, range(len(self._places)), size) if refuses else ()
+        encoded, kept = set(longest), array("q")
+        for row, place in enumerate(self._places):
+            if self._known and (row not in encoded if refuses else not size(row)):
+                encoder.counts.kept += 1
+            elif encoder.example(self._read(place)) is None:
+                continue
+            kept.append(place)
+        self._places, self._sizes = kept, array("q")
+        encoder.check_kept(len(kept))
+
+    def _read(self, place: int) -> Example:
+        with self._file.open("rb") as file:
+            file.seek(place)
+            return self._for_objective(Example.model_validate_json(file.readline()))
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, row: Any) -> Any:
+        if isinstance(row, slice):
+            return [self[place] for place in range(len(self))[row]]
+        if row not in self._encoded:
+            example = self._encoder.example(self._read(self._places[row]))
+            assert example is not None, "rows that are dropped are left out"
+            self._encoded[row] = example
+        return self._encoded[row]
 
 
 def load_prompts(
@@ -81,52 +143,63 @@ def load_prompts(
     return prompts
 
 
-def check_rows(rows: Sequence[Example], objective: AnyConfig) -> None:
+def check_rows(rows: Iterable[Example], objective: AnyConfig) -> None:
     """Raises ConfigError for rows that lack the rejected answer or `wins` the objective reads.
 
     Also where no row has anything to learn: all pairs of two equal answers, or no answer at all.
     """
-    labels = [row.label for row in rows]
+    sides = build_objective(objective).sides
+    soft = reads_wins(objective)
+    labels = set[bool | None]()
+    count, equal, empty, weightless = 0, True, True, True
+    no_rejected, no_wins = list[str](), list[str]()
+    for row in rows:
+        count += 1
+        labels.add(row.label)
+        if row.rejected is None and REJECTED in sides:
+            no_rejected.append(row.id)
+        if row.wins is None and soft:
+            no_wins.append(row.id)
+        equal = equal and row.chosen == row.rejected
+        empty = empty and not row.content(row.chosen).strip()
+        weightless = weightless and row.weight == 0
     if isinstance(objective, KTOConfig):
-        if set(labels) != {True, False}:
+        if labels != {True, False}:
             raise ConfigError(
                 "data.label",
-                next(iter(set(labels)), None),
+                next(iter(labels), None),
                 f"objective {objective.name} needs rows with a label (data.format: unpaired), "
                 "some true and some false",
             )
-    elif any(label is not None for label in labels):
+    elif labels - {None}:
         raise ConfigError(
             "data.format",
             "unpaired",
             f"objective {objective.name} compares two answers; give pairs, or use kto",
         )
     else:
-        sides = build_objective(objective).sides
-        check_sides(rows, sides, objective.name)
-        if rows and REJECTED in sides and all(row.chosen == row.rejected for row in rows):
+        check_rejected(no_rejected, objective.name)
+        if count and REJECTED in sides and equal:
             raise ConfigError(
-                "data", f"{len(rows)} pairs", "each has two equal answers; give pairs that differ"
+                "data", f"{count} pairs", "each has two equal answers; give pairs that differ"
             )
-    if rows and not any(row.content(row.chosen).strip() for row in rows):
+    if count and empty:
         remedy = "no answer has text; give answers, or name their column in data.columns"
-        raise ConfigError("data", f"{len(rows)} rows", remedy)
-    if rows and all(row.weight == 0 for row in rows):
+        raise ConfigError("data", f"{count} rows", remedy)
+    if count and weightless:
         raise ConfigError("data.weight", 0.0, "of every row is 0; give some rows a weight above it")
-    lacking = [row.id for row in rows if row.wins is None] if reads_wins(objective) else []
-    if lacking:
+    if no_wins:
         raise ConfigError(
             "data.wins",
             None,
             f"objective {objective.name} with labels: soft needs `wins` in every row, the "
             "probabilities that its two answers beat one of the policy's; "
-            f"{len(lacking)} rows have none, the first is {lacking[0]}",
+            f"{len(no_wins)} rows have none, the first is {no_wins[0]}",
         )
 
 
-def check_sides(rows: Sequence[Example], sides: Collection[int], objective: str) -> None:
-    """Raises ConfigError for rows without the rejected answer that the objective needs."""
-    lacking = [row.id for row in rows if row.rejected is None] if REJECTED in sides else []
+def check_rejected(lacking: Sequence[str], objective: str) -> None:
+    """Raises ConfigError for ids of rows without the rejected answer that an objective needs."""
     if lacking:
         raise ConfigError(
             "data.rejected",
@@ -269,9 +342,8 @@ class Offline:
             ranks = range(distributed.world_size())
             steps = range(min(first_pass, all_steps))
             return [r for s in steps for rank in ranks for r in self._rows(s)[rank :: len(ranks)]]
-        sides = self._objective.sides
-        whole_rows = all(len(responses_of(row, sides)) == len(sides) for row in self._examples)
-        if all_steps >= first_pass or not whole_rows:  # a row's answers may be in two batches
+        # Of labelled rows, which have one answer each, a batch holds more.
+        if all_steps >= first_pass or isinstance(self._objective, KTO):
             return list(range(count))
         size = config.micro_examples
         batches = {row // size for step in range(all_steps) for row in self._rows(step)}

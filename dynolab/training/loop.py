@@ -41,7 +41,7 @@ from dynolab.training.best import FOLDER, Best
 from dynolab.training.config import GroupTrainConfig
 from dynolab.training.dose import Calibrator, Designer, DoseDesigner, with_doses
 from dynolab.training.engine import Engine, PlainEngine, clip_factor, learning_rate
-from dynolab.training.examples import Offline, Source, load_examples, load_prompts, training_encoder
+from dynolab.training.examples import Examples, Offline, Source, load_prompts, training_encoder
 from dynolab.training.job import TrainJob
 from dynolab.training.resume import load_state, save_state
 from dynolab.training.sampled_examples import Online
@@ -408,7 +408,7 @@ class Trainer:
             return Online(
                 prompts, objective, job.config, self.policy, self.encoder, pad_id=self.pad_id
             )
-        rows = load_examples(job.examples, self.encoder, job.config.objective)
+        rows = Examples(job.examples, self.encoder, job.config.objective)
         logits = ResponseLogits(self.policy)
         if job.config.designed_dose is not None:
             self.designer = DoseDesigner(job.config, logits, objective, rows, self.pad_id)

@@ -13,7 +13,7 @@ from dynolab.costs.batches import lengths_of, micro_batches
 from dynolab.costs.memory import training_bytes
 from dynolab.costs.shape import shape_of
 from dynolab.costs.traced import LiveBytes, MicroBatch, activation_bytes
-from dynolab.training.examples import load_examples, training_encoder
+from dynolab.training.examples import Examples, training_encoder
 from dynolab.training.job import TrainJob
 from dynolab.training.step_passes import StepPasses
 from models.language import load_tokenizer
@@ -37,7 +37,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def batches_of(job: TrainJob) -> list[MicroBatch]:
     config = job.config
     encoder = training_encoder(config, load_tokenizer(job.model), 2048)
-    rows = load_examples(job.examples, encoder, config.objective)
+    rows = Examples(job.examples, encoder, config.objective)
     sides = (0,) if config.objective.name == "sft" else (0, 1)
     return list(micro_batches(config, [lengths_of(row, sides, 128) for row in rows], config.steps))
 

@@ -13,7 +13,7 @@ from dynolab.data.sources.load import DataConfig, load_data, load_prompts, resol
 from dynolab.data.world.world import WorldConfig, build_world
 from dynolab.errors import ConfigError
 from dynolab.objectives import DPOConfig, KTOConfig, SFTConfig
-from dynolab.training.examples import load_examples
+from dynolab.training.examples import Examples
 from tasks.data import chat_tokenizer
 from tests.data.rows_files import file_config, turn, write
 from tests.training.small import make_tokenizer
@@ -229,16 +229,16 @@ def test_an_objective_takes_the_rows_that_it_is_for(tmp_path: Path) -> None:
     data, encoder = load_data(config(tmp_path, ROWS)), Encoder(make_tokenizer(), 32, "error")
     file = tmp_path / "train.jsonl"
     write_rows(file, data.pairs)
-    labelled = load_examples(file, encoder, KTOConfig())
+    labelled = Examples(file, encoder, KTOConfig())
     assert [one.label for one in labelled] == [row.label for row in data.pairs]
-    good = load_examples(file, encoder, SFTConfig())
+    good = Examples(file, encoder, SFTConfig())
     assert [one.id for one in good] == [row.id for row in data.pairs if row.label]
     assert {one.label for one in good} == {None}
     with pytest.raises(ConfigError, match=r"data\.format"):
-        load_examples(file, encoder, DPOConfig())
+        Examples(file, encoder, DPOConfig())
     write_rows(file, [row for row in data.pairs if row.label])
     with pytest.raises(ConfigError, match=r"data\.label"):
-        load_examples(file, encoder, KTOConfig())
+        Examples(file, encoder, KTOConfig())
     write_rows(file, [row.model_copy(update={"label": None}) for row in data.pairs])
     with pytest.raises(ConfigError, match=r"data\.label"):
-        load_examples(file, encoder, KTOConfig())
+        Examples(file, encoder, KTOConfig())
