@@ -48,7 +48,7 @@ def probe(work: Work[ProbeConfig]) -> dict[str, float]:
 
     data = work.input_folder("data")
     rows = list(read_rows(data / "probes.jsonl", ProbeRow))
-    training_answers = TrainingAnswers(list(read_rows(data / "train.jsonl", Example)))
+    training_answers = TrainingAnswers(read_rows(data / "train.jsonl", Example))
     corpus = data / "corpus.jsonl"  # of the built-in world alone
     sentences = read_rows(corpus, Example) if corpus.exists() else ()
     stated = frozenset(fact for row in sentences for fact in statements(row.chosen))

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+
+import numpy as np
+from jaxtyping import UInt64
 
 from dynolab.data.probes.overlap import edit_distance
 from dynolab.data.rows import Example
 from dynolab.data.world.lexicon import Fact, asked, facts_in
-from dynolab.grouping import grouped
 
 SIMILAR = 0.2
 """Largest edit distance between a text and the answer it repeats, relative to the longer one."""
 
 PHRASE = 3
 """Words of a phrase."""
+
+MOST_WORDS = 2_642_245
+"""The largest base in which a phrase of three numbers fits 64 bits."""
+
+Word = int | str
+"""A word, or the number of one that training answers have."""
 
 
 @dataclass(frozen=True)
@@ -41,22 +49,33 @@ class TrainingAnswers:
       many words of the answers as it has itself. It is exact if the words are equal.
     """
 
-    def __init__(self, training: Sequence[Example]) -> None:
-        questions = [asked(row.prompt) for row in training]
+    def __init__(self, training: Iterable[Example]) -> None:
+        # Words by number, in arrays: of 100,000 answers, lists of words would take gigabytes.
+        self._ids: list[str] = []
+        self._numbers: dict[str, int] = {}
+        self._words: list[array[int]] = []
+        self._answers_with: defaultdict[tuple[Word, int], array[int]] = defaultdict(
+            lambda: array("i")
+        )
+        questions, phrases = [], array("Q")
+        for index, row in enumerate(training):
+            self._ids.append(row.id)
+            questions.append(asked(row.prompt))
+            words = _words(row.chosen)
+            numbers = (self._numbers.setdefault(word, len(self._numbers)) for word in words)
+            self._words.append(array("i", numbers))
+            for word in _numbered(self._words[-1]):
+                self._answers_with[word].append(index)
+            phrases.frombytes(_phrase_numbers(self._words[-1]).tobytes())
+        self._phrases = np.unique(np.array(phrases, dtype=np.uint64))
         self._entities = frozenset(question[1] for question in questions if question)
         self._facts: dict[tuple[str, str], tuple[Fact, str]] | None = None
-        if training and all(questions):
-            self._facts = {}
-            for row in training:
-                fact = self._fact(row.chosen)
+        if questions and all(questions):
+            self._facts, spelled = {}, list(self._numbers)
+            for name, answer in zip(self._ids, self._words, strict=True):
+                fact = self._fact(" ".join(spelled[word] for word in answer))
                 if fact:
-                    self._facts.setdefault((fact.entity, fact.attribute), (fact, row.id))
-        self._ids = [row.id for row in training]
-        self._words = [_words(row.chosen) for row in training]
-        self._phrases = frozenset(chain.from_iterable(_phrases(words) for words in self._words))
-        self._answers_with = grouped(
-            (word, index) for index, words in enumerate(self._words) for word in _numbered(words)
-        )
+                    self._facts.setdefault((fact.entity, fact.attribute), (fact, name))
 
     def source(self, text: str, answer: str, *, finished: bool = True) -> Source | None:
         """The training question whose answer a text repeats; None if there is none.
@@ -66,8 +85,8 @@ class TrainingAnswers:
         """
         if self._facts is not None:
             return self._fact_source(self._fact(text), self._fact(answer))
-        words = _words(text)
-        nearest, source = _distance(words, _words(answer), finished), None
+        words = self._read(text)
+        nearest, source = _distance(words, self._read(answer), finished), None
         for index in self._candidates(words):
             distance = _distance(words, self._words[index], finished)
             if distance <= SIMILAR and distance < nearest:
@@ -80,9 +99,19 @@ class TrainingAnswers:
         Such a phrase is in some training answer, and not in `answer`, the chosen answer to the
         text's own question. None for a text of fewer words.
         """
-        phrases = list(_phrases(_words(text)))
-        others = self._phrases.difference(_phrases(_words(answer)))
-        return sum(phrase in others for phrase in phrases) / len(phrases) if phrases else None
+        words = self._read(text)
+        numbers = _phrase_numbers([word if isinstance(word, int) else -1 for word in words])
+        if not len(numbers):
+            return None
+        places = np.searchsorted(self._phrases, numbers)
+        known = np.append(self._phrases, numbers[:1] * 0)[places] == numbers
+        own = set(_phrases(self._read(answer)))
+        others = [phrase not in own for phrase in _phrases(words)]
+        return float(np.mean(known & others))
+
+    def _read(self, text: str) -> list[Word]:
+        """A text's words by their numbers; those that no training answer has as they are."""
+        return [self._numbers.get(word, word) for word in _words(text)]
 
     def _fact_source(self, stated: Fact | None, true_fact: Fact | None) -> Source | None:
         if self._facts is None or stated is None:
@@ -97,34 +126,45 @@ class TrainingAnswers:
         facts = facts_in(" ".join(_words(text)), self._entities)
         return facts[0] if len(facts) == 1 else None
 
-    def _candidates(self, words: Sequence[str]) -> Iterator[int]:
+    def _candidates(self, words: Sequence[Word]) -> Sequence[int]:
         """Answers that share enough words: the edit distance is at least the words not shared."""
-        shared = Counter(
-            chain.from_iterable(self._answers_with.get(word, ()) for word in _numbered(words))
-        )
+        known = [word for word in _numbered(words) if word in self._answers_with]
+        if not known:
+            return []
+        shared = np.bincount(np.concatenate([self._answers_with[word] for word in known]))
         needed = (1 - SIMILAR) * len(words)
-        return (index for index in sorted(shared) if shared[index] >= needed)
+        found: list[int] = np.flatnonzero((shared > 0) & (shared >= needed)).tolist()
+        return found
 
 
 def _words(text: str) -> list[str]:
     return text.casefold().split()
 
 
-def _phrases(words: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def _phrases(words: Sequence[Word]) -> Iterator[tuple[Word, ...]]:
     return zip(*(words[start:] for start in range(PHRASE)), strict=False)
 
 
-def _numbered(words: Sequence[str]) -> Iterator[tuple[str, int]]:
+def _phrase_numbers(words: Sequence[int]) -> UInt64[np.ndarray, " phrases"]:
+    """A number for each phrase, its own among up to `MOST_WORDS` words; -1 is in none of these."""
+    numbers = np.array(words, dtype=np.int64).astype(np.uint64)
+    phrases = np.zeros(max(0, len(words) - PHRASE + 1), dtype=np.uint64)
+    for start in range(PHRASE):
+        phrases = phrases * np.uint64(MOST_WORDS) + numbers[start : start + len(phrases)]
+    return phrases
+
+
+def _numbered(words: Sequence[Word]) -> Iterator[tuple[Word, int]]:
     """Pairs every word with its number of earlier occurrences, to intersect texts as multisets."""
-    before: Counter[str] = Counter()
+    before: Counter[Word] = Counter()
     for word in words:
         yield word, before[word]
         before[word] += 1
 
 
-def _distance(words: Sequence[str], other: Sequence[str], finished: bool) -> float:
+def _distance(words: Sequence[Word], other: Sequence[Word], finished: bool) -> float:
     other = other if finished else other[: len(words)]
-    number: dict[str, int] = {}
+    number: dict[Word, int] = {}
     first, second = (
         [number.setdefault(word, len(number)) for word in text] for text in (words, other)
     )

@@ -80,6 +80,19 @@ def _words_apart(one: list[str], other: list[str]) -> float:
     return edit_distance([number[w] for w in one], [number[w] for w in other])
 
 
+def test_borrowed_phrases_are_those_of_other_answers() -> None:
+    rng = np.random.default_rng(0)
+    texts = [[f"w{n}" for n in rng.integers(0, 6, rng.integers(0, 12))] for _ in range(40)]
+    for known in (texts[:10], []):
+        phrases = {tuple(words[n : n + 3]) for words in known for n in range(len(words) - 2)}
+        answers = TrainingAnswers(rows(*(" ".join(words) for words in known)))
+        for words in [*texts[10:], [*texts[0], "new", "new", *texts[1]]]:
+            own = {tuple(texts[-1][n : n + 3]) for n in range(10)}
+            said = [tuple(words[n : n + 3]) for n in range(len(words) - 2)]
+            share = sum(one in phrases - own for one in said) / len(said) if said else None
+            assert answers.borrowed(" ".join(words), " ".join(texts[-1])) == share
+
+
 def test_only_equal_words_are_exact() -> None:
     known = TrainingAnswers(rows(LONG))
     assert known.source(LONG, " other") == Source("t0", exact=True)
