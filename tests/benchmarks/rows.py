@@ -89,7 +89,9 @@ def model(home: Path) -> Path:
     folder = home / "bytes"
     if not folder.exists():
         tokens = len(text_tokenizer("bytes", home))
-        pythia(vocab_size=tokens, hidden_size=64, num_hidden_layers=2).save_pretrained(folder)
+        pythia(
+            vocab_size=tokens, hidden_size=32, intermediate_size=64, num_hidden_layers=2
+        ).save_pretrained(folder)
     return folder
 
 
