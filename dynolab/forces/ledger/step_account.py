@@ -21,7 +21,6 @@ from dynolab.forces.map.weighted import Updating
 from dynolab.forces.step.optimizers import OptimizerMap, Removal, clipping_of, is_linear
 from dynolab.training.step_record import StepRecord
 
-
 CACHED = 2**19
 """Numbers that are read again and again at once: what a core's caches hold."""
 
