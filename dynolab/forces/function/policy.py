@@ -271,12 +271,13 @@ class PolicyFunction:
 
         On GPUs attention is always that one: the quickest's backward is not deterministic there.
         """
-        training = {module: module.training for module in self.model.modules()}
+        training = [module for module in self.model.modules() if module.training]
         # Gradient checkpointing's hook on the embeddings, which functorch cannot transform.
         hooked = bool(getattr(self.causal, "_require_grads_hooks", None))
         if hooked:
             self.causal.disable_input_require_grads()  # type: ignore[operator]
-        self.model.eval()
+        if training:  # to say so to every module takes longer than its pass in a small model
+            self.model.eval()
         exact = dtype_preserving(self.model) if self.dtype == torch.float64 else nullcontext()
         try:
             plain = forward_mode or self.device.type != "cpu"
@@ -287,8 +288,8 @@ class PolicyFunction:
             ):
                 yield
         finally:
-            for module, mode in training.items():
-                module.training = mode
+            for module in training:
+                module.training = True
             if hooked:
                 self.causal.enable_input_require_grads()  # type: ignore[operator]
 

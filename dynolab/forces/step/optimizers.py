@@ -388,13 +388,16 @@ class Removal:
                 lines -= products(tail[:, columns], with_all.momentum - without.momentum)
         return lines
 
-    def shares(self, *parts: Float[Tensor, "_ columns"]) -> list[Float[Tensor, "functionals _"]]:
+    def shares(
+        self, *parts: Float[Tensor, "_ columns"]
+    ) -> tuple[Float[Tensor, "functionals _"], ...]:
         """`−⟨U, into ⊙ h⟩`: lines with clip factor and second moment frozen."""
         sensitivity = self.sensitivity
         if sensitivity is None:
             sensitivity = self.map.out * self.slopes
         by_gradient = sensitivity * self.map.into
-        return [-products(by_gradient, some) for some in parts]
+        lines = -products(by_gradient, torch.cat(parts))  # at once: slopes are read once
+        return lines.split([len(some) for some in parts], dim=1)
 
     def _chunks(self, rows: int) -> Iterator[slice]:
         """All columns, so many at once that a number of rows of them stays in the caches."""
