@@ -34,20 +34,25 @@ by_pip  = $(RUN) pip install --quiet --no-compile --no-deps --no-build-isolation
 by_uv   = $(VENV)/bin/uv pip install --python $(VENV)/bin/python --quiet --no-deps --no-build-isolation --require-hashes
 install = { $(by_uv) $(1) || $(by_pip) $(1); }
 
-$(VENV)/.ready: $(wildcard locks/*.lock) pyproject.toml
+# A study needs neither tests nor documentation: their tools come with the other commands.
+$(VENV)/.ready: $(VENV)/.platform locks/tools.lock
+	$(call install,--requirement locks/tools.lock)
+	touch $@
+
+$(VENV)/.platform: $(filter-out locks/tools.lock,$(wildcard locks/*.lock)) pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(by_pip) --requirement locks/installer.lock --requirement locks/build.lock
 	$(by_pip) --requirement locks/torch-cpu.lock 2>/dev/null || $(call install,--requirement locks/torch.lock)
-	$(call install,$(foreach name,servers worker tools,--requirement locks/$(name).lock))
+	$(call install,$(foreach name,servers worker,--requirement locks/$(name).lock))
 	$(RUN) pip install --quiet --no-deps --no-build-isolation --editable .
 	@$(call import,torch.distributed.run transformers deepspeed datasets) & \
 	 { $(call import,mlflow.server.fastapi_app prefect.flows); $(RUN) tasks.runtime.servers.new_homes; }; wait
 	touch $@
 
-study: setup
+study: $(VENV)/.platform
 	$(VENV)/bin/dynolab study --config $(STUDY)
 
-up: setup
+up: $(VENV)/.platform
 	$(VENV)/bin/dynolab up
 
 test: setup
