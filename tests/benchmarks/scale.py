@@ -48,7 +48,7 @@ REPEATS, STEPS = 3, 5
 SHAPES = {"600k": (128, 3), "4.7m": (256, 6), "19m": (512, 6), "85m": (768, 12)}
 """Width and layers of models with few tokens, whose weights are in their layers."""
 WEIGHTS = {name: 12 * width**2 * layers for name, (width, layers) in SHAPES.items()}
-TIMES = (1, 2, 4, 8)
+TIMES = (1, 2, 4)
 """What the lengths of rows, `LENGTHS`, are multiplied by."""
 ANSWERS = (8, 32, 128, 512)
 LARGE = 8e9
