@@ -205,7 +205,7 @@ def frozen_shares(*, removals: bool = True) -> Iterator[None]:
     """
 
     def shares(self: Removal, parts: Tensor, factors: Tensor) -> Tensor:
-        return self.shares(parts)[0] if removals else torch.zeros(len(self.slopes), len(parts))
+        return self.shares(parts) if removals else torch.zeros(len(self.slopes), len(parts))
 
     def sides(made: Any, parts: Tensor, *_: Any) -> Tensor:
         return -made.scale * parts

@@ -124,8 +124,7 @@ class TrainerPasses(RecordedForwards):
             for some, gradients in again.gradients(name, rows):
                 gradients /= scale
                 lines_of[name].lines[:, some] += removal.lines(gradients, factors[some])
-                (shares,) = removal.shares(gradients)
-                lines_of[name].shares[:, some] += shares
+                lines_of[name].shares[:, some] += removal.shares(gradients)
         return lines_of
 
     def _factors(

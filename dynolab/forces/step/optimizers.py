@@ -372,8 +372,8 @@ class Removal:
         if self.linear:
             # u is linear in a, and a − a_h = κ_h h + (κ − κ_h) g.
             ratio = factors.double() / self.clip_factor
-            by_parts, by_all = self.shares(parts, self.map.gradient[None])
-            return ratio * by_parts + (1 - ratio) * by_all
+            shares = self.shares(torch.cat([parts, self.map.gradient[None]]))
+            return ratio * shares[:, :-1] + (1 - ratio) * shares[:, -1:]
         lines = self.slopes.new_zeros(len(self.slopes), len(parts), dtype=torch.float64)
         tail = None
         if self.sensitivity is not None:
@@ -388,16 +388,12 @@ class Removal:
                 lines -= products(tail[:, columns], with_all.momentum - without.momentum)
         return lines
 
-    def shares(
-        self, *parts: Float[Tensor, "_ columns"]
-    ) -> tuple[Float[Tensor, "functionals _"], ...]:
+    def shares(self, parts: Float[Tensor, "parts columns"]) -> Float[Tensor, "functionals parts"]:
         """`−⟨U, into ⊙ h⟩`: lines with clip factor and second moment frozen."""
         sensitivity = self.sensitivity
         if sensitivity is None:
             sensitivity = self.map.out * self.slopes
-        by_gradient = sensitivity * self.map.into
-        lines = -products(by_gradient, torch.cat(parts))  # at once: slopes are read once
-        return lines.split([len(some) for some in parts], dim=1)
+        return -products(sensitivity * self.map.into, parts)
 
     def _chunks(self, rows: int) -> Iterator[slice]:
         """All columns, so many at once that a number of rows of them stays in the caches."""
