@@ -29,10 +29,9 @@ def field_of(step: Step) -> str:
 
 def remedy(step: Step, costs: PlannedCosts) -> str:
     """The settings by which a step fits, as plans of them say."""
-    found = ways(step, costs)
     said = [
         "set " + " and ".join(f"{name}={str(value).lower()}" for name, value in way.items())
-        for way in found
+        for way in ways(step, costs)
     ]
     if field_of(step) in LEFT_OUT:
         said.append(f"set {field_of(step)}=null")
@@ -48,18 +47,18 @@ def ways(step: Step, costs: PlannedCosts) -> list[Changes]:
     """
     if isinstance(step.config, LoopConfig):
         return _training_ways(step, costs)
-    found = []
+    tried_ways = []
     tokens = getattr(step.config, "batch_tokens", None)
     if "batch_tokens" in type(step.config).model_fields:
         smaller = [{"batch_tokens": half} for half in _halves(tokens or 2**14, FEWEST)]
-        found.append(_first(step, costs, step, smaller))
+        tried_ways.append(_first(step, costs, step, smaller))
     trained = costs.step(step.inputs.get("trained", ""))
     if trained is not None and isinstance(trained.config, LoopConfig):
-        found += [
+        tried_ways += [
             _first(step, costs, trained, changes)
             for changes in (_shorter(trained, costs), _adapters(trained.config))
         ]
-    return [way for way in found if way]
+    return [way for way in tried_ways if way]
 
 
 def _training_ways(step: Step, costs: PlannedCosts) -> list[Changes]:
@@ -70,13 +69,13 @@ def _training_ways(step: Step, costs: PlannedCosts) -> list[Changes]:
     layouts = [fewer | layout for layout in _layouts(config, machine, ranks)]
     if fewer and (enough := _first(step, costs, step, [fewer])):
         return [enough]
-    found = [_first(step, costs, step, layouts)]
+    tried_ways = [_first(step, costs, step, layouts)]
     for changes in (_shorter(step, costs), _adapters(config)):
         tried = [fewer | change for change in changes]
-        if layouts and not found[0]:
+        if layouts and not tried_ways[0]:
             tried += [layouts[-1] | change for change in changes]
-        found.append(_first(step, costs, step, tried))
-    return [way for way in found if way]
+        tried_ways.append(_first(step, costs, step, tried))
+    return [way for way in tried_ways if way]
 
 
 def _most_ranks(config: LoopConfig, machine: Machine) -> int:
@@ -93,8 +92,8 @@ def _layouts(config: LoopConfig, machine: Machine, ranks: int) -> list[Changes]:
     if not engine.checkpoint_activations:
         savings.append({"engine.checkpoint_activations": True})
     if machine.gpus and ranks > 1 and (engine.zero_stage < 3 or ranks > engine.ranks):
-        more: Changes = {"engine.ranks": ranks} if ranks > engine.ranks else {}
-        savings.append({"engine.zero_stage": 3, **more})
+        ranks_too: Changes = {"engine.ranks": ranks} if ranks > engine.ranks else {}
+        savings.append({"engine.zero_stage": 3, **ranks_too})
     return [
         {name: value for saving in chosen for name, value in saving.items()}
         for count in range(1, len(savings) + 1)
@@ -125,15 +124,15 @@ def _halves(tokens: int, least: int) -> list[int]:
 def _first(step: Step, costs: PlannedCosts, of: Step, tried: Sequence[Changes]) -> Changes:
     """The first of some changes of a step's settings with which `step` fits, by their names in the
     file; empty if none is enough."""
-    first = next((changes for changes in tried if _fits(step, costs, of, changes)), Changes())
-    return {f"{field_of(of)}.{name}": value for name, value in first.items()}
+    enough = next((changes for changes in tried if _fits(step, costs, of, changes)), Changes())
+    return {f"{field_of(of)}.{name}": value for name, value in enough.items()}
 
 
 def _fits(step: Step, costs: PlannedCosts, of: Step, changes: Changes) -> bool:
     try:
         changed = costs.changed(of, changes)
-        same = changed.step(step.name)
-        cost = None if same is None else changed.of(same)
+        changed_step = changed.step(step.name)
+        cost = None if changed_step is None else changed.of(changed_step)
     except (ConfigError, ValidationError):  # not all settings go together
         return False
     return cost is not None and cost.lacks(costs.machine) is None

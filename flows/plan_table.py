@@ -101,12 +101,12 @@ def _show_costs(console: Console, stage_costs: StageCosts, machine: Machine) -> 
     console.print(table)
     estimates = [cost for cost in stage_costs.values() if cost is not None]
     parameters = max(cost.parameters for cost in estimates)
-    whole, sending, disk = (
+    total, sending, disk = (
         duration(3600 * sum(getattr(cost, name) for cost in estimates))
         for name in ("hours", "sending_hours", "disk_hours")
     )
     console.print(
-        f"{parameters:,} parameters; {whole} for what is estimated, of it {sending} for sending "
+        f"{parameters:,} parameters; {total} for what is estimated, of it {sending} for sending "
         f"between ranks and {disk} for the disk, and about {duration(UNTIMED_SECONDS)} to start "
         f"and to draw pages. {_about(machine)}",
         highlight=False,

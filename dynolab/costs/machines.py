@@ -88,7 +88,7 @@ _GPUS = {
 `Machine.link` and of `Machine.network`, and the source.
 
 Links are the datasheets' NVLink (600 and 900 GB/s in both directions) or 16 lanes of PCIe 4.0. A
-GeForce's driver sends by way of main memory, which can be slower. Networks are eight of 200 Gb/s
+GeForce's driver sends through main memory, which can be slower. Networks are eight of 200 Gb/s
 (NVIDIA DGX A100 datasheet), eight of 400 Gb/s (DGX H100 and H200 user guide), 400 Gb/s (Amazon EC2
 g6e.48xlarge, eight L40S), and of hosts of GeForces 25 Gb/s, an assumption."""
 

@@ -38,15 +38,15 @@ class Pace:
         self._last: float | None = None  # seconds of the last work
 
     def due(self, step: int) -> bool:
-        """Whether work is due at a step; all ranks call it together, and are told the same."""
+        """Whether work is due at a step; all ranks call it together and get the same."""
         if self.every:
             return step % self.every == 0
         if step < self._next:
             return False
         if self._last is not None:
             # A training's first steps are slow: what was planned by them may come too early.
-            missing, _ = self._missing(step)
-            self._next = step + missing
+            steps, _ = self._steps_until_due(step)
+            self._next = step + steps
         return step >= self._next
 
     @contextmanager
@@ -69,11 +69,11 @@ class Pace:
         **Returns:** seconds of a step without the work.
         """
         self._last = last
-        missing, a_step = self._missing(step + 1)
-        self._next = step + 1 + missing
+        steps, a_step = self._steps_until_due(step + 1)
+        self._next = step + 1 + steps
         return a_step
 
-    def _missing(self, step: int) -> tuple[int, float]:
+    def _steps_until_due(self, step: int) -> tuple[int, float]:
         """Steps until further work is within its share, and seconds of one without work.
 
         **Arguments:** `step`: the number of steps made.
@@ -84,5 +84,5 @@ class Pace:
         spent, last = max(rank[0] for rank in ranks), max(rank[1] for rank in ranks)
         plain = min(rank[2] for rank in ranks)
         a_step = max(plain / (step - self._first), 1e-9)
-        missing = (spent + last) / self.share - plain
-        return max(0, math.ceil(missing / a_step - 0.01)), a_step
+        lacking = (spent + last) / self.share - plain
+        return max(0, math.ceil(lacking / a_step - 0.01)), a_step

@@ -165,13 +165,14 @@ class ShardedGradients(GroupedGradients):
             if signal is not None and where is not None:
                 made.append((call.rule, *typed(call, signal, into.dtype), where))
         # Rule by rule, as what is called may differ between ranks, such as experts.
-        for rule, name in [(known, name) for known in self.rules for name in known.names]:
+        parameters_of_rules = [(rule, name) for rule in self.rules for name in rule.names]
+        for wanted_rule, name in parameters_of_rules:
             share = Share.of(parameters[name])
-            for own, columns in rows_of(parameters[name], into.device):
+            for places, columns in rows_of(parameters[name], into.device):
                 part = {name: into.new_zeros(len(into), columns.stop - columns.start)}
                 for called, value, delta, where in made:
-                    if called is rule:
-                        add_call(rule, value, delta, where, part, own)
+                    if called is wanted_rule:
+                        add_call(called, value, delta, where, part, places)
                 here, inside = share.within(columns)
                 parts[name][:, inside] += distributed.add_up(part[name])[:, here]
         return token_values.detach()

@@ -104,13 +104,13 @@ class TrainingAnswers:
         if not len(numbers):
             return None
         places = np.searchsorted(self._phrases, numbers)
-        known = np.append(self._phrases, numbers[:1] * 0)[places] == numbers
-        own = set(_phrases(self._read(answer)))
-        others = [phrase not in own for phrase in _phrases(words)]
-        return float(np.mean(known & others))
+        is_known = np.append(self._phrases, numbers[:1] * 0)[places] == numbers
+        phrases = set(_phrases(self._read(answer)))
+        others = [phrase not in phrases for phrase in _phrases(words)]
+        return float(np.mean(is_known & others))
 
     def _read(self, text: str) -> list[Word]:
-        """A text's words by their numbers; those that no training answer has as they are."""
+        """A text's words by their numbers; a word that is in no training answer as it is."""
         return [self._numbers.get(word, word) for word in _words(text)]
 
     def _fact_source(self, stated: Fact | None, true_fact: Fact | None) -> Source | None:
@@ -128,13 +128,13 @@ class TrainingAnswers:
 
     def _candidates(self, words: Sequence[Word]) -> Sequence[int]:
         """Answers that share enough words: the edit distance is at least the words not shared."""
-        known = [word for word in _numbered(words) if word in self._answers_with]
-        if not known:
+        numbered = [word for word in _numbered(words) if word in self._answers_with]
+        if not numbered:
             return []
-        shared = np.bincount(np.concatenate([self._answers_with[word] for word in known]))
+        shared = np.bincount(np.concatenate([self._answers_with[word] for word in numbered]))
         needed = (1 - SIMILAR) * len(words)
-        found: list[int] = np.flatnonzero((shared > 0) & (shared >= needed)).tolist()
-        return found
+        answers: list[int] = np.flatnonzero((shared > 0) & (shared >= needed)).tolist()
+        return answers
 
 
 def _words(text: str) -> list[str]:

@@ -59,7 +59,7 @@ class Examples(Sequence[EncodedExample]):
         self._encoder = Encoder(encoder.tokenizer, encoder.max_length, encoder.overlong)
         self._encoded: dict[int, EncodedExample] = {}
         self._places, self._sizes = array("q"), array("q")
-        known, self._known = surely_known(encoder.tokenizer), True
+        is_known, self._known = surely_known(encoder.tokenizer), True
 
         def rows() -> Iterator[Example]:
             for place, line, row in rows_with_lines(file, Example):
@@ -70,7 +70,7 @@ class Examples(Sequence[EncodedExample]):
                 fits = len(line) <= encoder.max_length and line.isascii()
                 self._sizes.append(0 if fits else len(line))
                 answers = row.chosen + (row.rejected or "")
-                self._known = self._known and known(answers)
+                self._known = self._known and is_known(answers)
                 yield self._for_objective(row)
 
         check_rows(rows(), objective)
@@ -83,15 +83,15 @@ class Examples(Sequence[EncodedExample]):
         """Leaves out what the overlong rule drops, and counts as if all rows were encoded."""
         size, refuses = self._sizes.__getitem__, encoder.overlong == "error"
         longest = nlargest(LONGEST_ROWS, range(len(self._places)), size) if refuses else ()
-        encoded, kept = set(longest), array("q")
+        encoded, places = set(longest), array("q")
         for row, place in enumerate(self._places):
             if self._known and (row not in encoded if refuses else not size(row)):
                 encoder.counts.kept += 1
             elif encoder.example(self._read(place)) is None:
                 continue
-            kept.append(place)
-        self._places, self._sizes = kept, array("q")
-        encoder.check_kept(len(kept))
+            places.append(place)
+        self._places, self._sizes = places, array("q")
+        encoder.check_kept(len(places))
 
     def _read(self, place: int) -> Example:
         with self._file.open("rb") as file:

@@ -144,22 +144,24 @@ def grown(
     parts: tuple[str, ...] = PARTS,
 ) -> dict[str, float]:
     """Exponents of parts; without sizes, over what the training takes."""
-    found = {}
+    figures = {}
     for kind, name in (("seconds", "time"), ("bytes", "bytes")):
         trained = [cost["training"][kind] for cost in measured]
         for part in parts:
             values = [cost[part][kind] for cost in measured]
-            found[f"{name}_growth_{part}_{axis}"] = growth(sizes or trained, values)
-    return found | {f"growth_{axis}": max(found[f"time_growth_{part}_{axis}"] for part in parts)}
+            figures[f"{name}_growth_{part}_{axis}"] = growth(sizes or trained, values)
+    return figures | {
+        f"growth_{axis}": max(figures[f"time_growth_{part}_{axis}"] for part in parts)
+    }
 
 
 def weights(home: Path) -> dict[str, float]:
     """As the model grows."""
     measured = [costs(home / name, name, 1, 8) for name in SHAPES]
-    found = grown(measured, "weights")
+    figures = grown(measured, "weights")
     in_trl = [callback(home / f"trl-{name}", home / name / "model") for name in SHAPES]
     steps, accounts = ([of[key] for of in in_trl] for key in ("step", "seconds"))
-    found["time_growth_callback_weights"] = growth(steps, accounts)
+    figures["time_growth_callback_weights"] = growth(steps, accounts)
     # From the largest two models on, as small ones wait for Python.
     ratios = {
         part: [cost[part]["seconds"] / cost["training"]["seconds"] for cost in measured]
@@ -169,9 +171,9 @@ def weights(home: Path) -> dict[str, float]:
     *_, large, largest = WEIGHTS.values()
     further = math.log(LARGE / largest) / math.log(largest / large)
     for part, (*_, before, last) in ratios.items():
-        found[f"{part}_over_step"] = last
-        found[f"{part}_over_step_8b"] = last * (last / before) ** further
-    return found
+        figures[f"{part}_over_step"] = last
+        figures[f"{part}_over_step_8b"] = last * (last / before) ** further
+    return figures
 
 
 def tokens(home: Path) -> dict[str, float]:

@@ -121,8 +121,8 @@ def plans(home: Path) -> dict[str, float]:
             planned_bytes = sent_bytes(config, inputs.shape())
             sent = max(rank.sent for rank in ranks)
             errors["sending_plan_error"].append(planned_bytes / sent - 1)
-        print(shape, engine, {name: own[-1:] for name, own in errors.items()}, flush=True)
-    return {name: max(map(abs, own)) for name, own in errors.items()}
+        print(shape, engine, {name: values[-1:] for name, values in errors.items()}, flush=True)
+    return {name: max(map(abs, values)) for name, values in errors.items()}
 
 
 def times(home: Path) -> dict[str, float]:
@@ -211,7 +211,9 @@ def rank(file: Path) -> None:
     def counted(collective: Any, times: int) -> Any:
         def call(*arguments: Any, **named: Any) -> Any:
             nonlocal sent
-            tensors = [each for each in (*arguments, *named.values()) if isinstance(each, Tensor)]
+            tensors = [
+                value for value in (*arguments, *named.values()) if isinstance(value, Tensor)
+            ]
             if in_step:
                 share = 1 - 1 / distributed.world_size()
                 sent += times * share * max(tensor.nbytes for tensor in tensors)

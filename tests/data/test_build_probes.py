@@ -134,7 +134,7 @@ def test_overlap_is_that_of_all_words(train: list[Example], heldout: list[Exampl
         assert known.answer(text) == (bare(text) in answers - {""})
     pairs = [one.model_copy(update={"id": str(n)}) for n, one in enumerate([*train, *heldout])]
     words = [tuple(map(bare, (one.prompt, one.chosen, one.rejected or ""))) for one in pairs]
-    assert repeated(pairs) == {str(n) for n, own in enumerate(words) if own in words[:n]}
+    assert repeated(pairs) == {str(n) for n, texts in enumerate(words) if texts in words[:n]}
 
 
 def test_responses_without_tokens_and_with_an_end_inside_are_flagged() -> None:

@@ -87,9 +87,9 @@ def test_borrowed_phrases_are_those_of_other_answers() -> None:
         phrases = {tuple(words[n : n + 3]) for words in known for n in range(len(words) - 2)}
         answers = TrainingAnswers(rows(*(" ".join(words) for words in known)))
         for words in [*texts[10:], [*texts[0], "new", "new", *texts[1]]]:
-            own = {tuple(texts[-1][n : n + 3]) for n in range(10)}
+            answered = {tuple(texts[-1][n : n + 3]) for n in range(10)}
             said = [tuple(words[n : n + 3]) for n in range(len(words) - 2)]
-            share = sum(one in phrases - own for one in said) / len(said) if said else None
+            share = sum(one in phrases - answered for one in said) / len(said) if said else None
             assert answers.borrowed(" ".join(words), " ".join(texts[-1])) == share
 
 

@@ -54,17 +54,17 @@ def test_rows_are_those_of_encoding_all(
 ) -> None:
     pairs, tokenizer = rows(40, letters), make()
     write_rows(tmp_path / "train.jsonl", pairs)
-    whole, own = (Encoder(tokenizer, limit, overlong) for _ in range(2))
+    reference, encoder = (Encoder(tokenizer, limit, overlong) for _ in range(2))
     try:
-        expected = whole.examples(pairs)
+        expected = reference.examples(pairs)
     except ConfigError as error:
         with pytest.raises(ConfigError, match=re.escape(str(error))):
-            Examples(tmp_path / "train.jsonl", own, DPOConfig())
+            Examples(tmp_path / "train.jsonl", encoder, DPOConfig())
         return
-    examples = Examples(tmp_path / "train.jsonl", own, DPOConfig())
+    examples = Examples(tmp_path / "train.jsonl", encoder, DPOConfig())
     assert (examples[-1], examples[1:3]) == (expected[-1], expected[1:3])
     assert list(examples) == list(examples) == expected
-    assert own.counts.as_metrics() == whole.counts.as_metrics()
+    assert encoder.counts.as_metrics() == reference.counts.as_metrics()
 
 
 @pytest.mark.parametrize("make", [byte_level, with_unknown, make_tokenizer])

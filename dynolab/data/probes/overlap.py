@@ -158,8 +158,8 @@ def repeated(pairs: Sequence[Example]) -> set[str]:
     duplicates = set()
     ends = [hash(tuple(map(_ends, _texts(pair)))) for pair in pairs]
     times = Counter(ends)
-    for pair, own in zip(pairs, ends, strict=True):
-        if times[own] == 1:
+    for pair, words in zip(pairs, ends, strict=True):
+        if times[words] == 1:
             continue
         texts = tuple(map(bare, _texts(pair)))
         if texts in seen:

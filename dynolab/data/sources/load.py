@@ -205,8 +205,8 @@ def _source(
         counts["answers_without_blank"] += runs_on
         counts["answers_without_end"] += row.turn is not None and not row.turn[1].strip()
     named = {f"data/{name}": float(count) for name, count in counts.items()}
-    kept = records if config.format == "probe_file" else []
-    return LoadedData(train, fresh, [], named, read=line), kept
+    probe_records = records if config.format == "probe_file" else []
+    return LoadedData(train, fresh, [], named, read=line), probe_records
 
 
 def load_prompts(

@@ -189,14 +189,14 @@ def _apart(sides: Sequence[str]) -> Texts | None:
 
 def _example(number: int, record: Record, texts: Texts, where: str) -> Example:
     check_length(texts, where)
-    more = {"wins": _wins(record, where), "weight": _weight(record, where), "turn": texts.turn}
+    fields = {"wins": _wins(record, where), "weight": _weight(record, where), "turn": texts.turn}
     return Example(
         id=_id(record, number),
         prompt=texts.prompt,
         chosen=texts.answers[0],
         rejected=texts.answers[1] if len(texts.answers) == 2 else None,
         # A row takes half a kilobyte more if fields are set that it does not have.
-        **{name: value for name, value in more.items() if value is not None},
+        **{name: value for name, value in fields.items() if value is not None},
     )
 
 

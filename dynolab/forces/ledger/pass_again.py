@@ -31,7 +31,7 @@ GRADIENT_BYTES = 2**28
 class Rows(NamedTuple):
     """Some rows of a parameter, and their columns where it is a flat vector."""
 
-    own: slice
+    places: slice
     columns: slice
 
 
@@ -93,11 +93,11 @@ class PassAgain:
             if name in self.generic:
                 self._by_autograd(name, some, out)
             else:
-                self._by_rule(name, rows.own, some, out)
+                self._by_rule(name, rows.places, some, out)
             yield some, out
 
     def _by_rule(
-        self, name: str, own: slice, some: slice, out: Float[Tensor, "some columns"]
+        self, name: str, places: slice, some: slice, out: Float[Tensor, "some columns"]
     ) -> None:
         for rule, value, signal, where in self.signals:  # `where`: every position's sequence
             if name not in rule.names:
@@ -107,7 +107,7 @@ class PassAgain:
             ends = where.new_tensor([some.start, some.stop])
             inside = slice(*torch.searchsorted(where, ends).tolist())
             here = where[inside] - some.start
-            add_call(rule, value[inside], signal[inside], here, {name: out}, own)
+            add_call(rule, value[inside], signal[inside], here, {name: out}, places)
 
     def _by_autograd(self, name: str, some: slice, rows: Float[Tensor, "some parameter"]) -> None:
         """A backward pass a sequence."""

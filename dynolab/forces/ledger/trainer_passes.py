@@ -258,14 +258,14 @@ class TrainerPasses(RecordedForwards):
     ) -> float:
         """The norm of what a rule makes of one pulled sequence, less its gradient by autograd."""
         square, flat = 0.0, truth.flatten()
-        for own, columns in rows_of(truth, self.policy.device) if truth.dim() else ():
+        for places, columns in rows_of(truth, self.policy.device) if truth.dim() else ():
             # Rows: the sequences before this one, this one, and those after it. Rules that tell
             # sequences apart give nothing to the first and last, as only this one is pulled.
             rows = flat.new_zeros(3, columns.stop - columns.start, dtype=self.policy.dtype)
             for rule, value, signal, where in signals:
                 if name in rule.names:
                     row = (where >= number).long() + (where > number)
-                    add_call(rule, value, signal, row, {name: rows}, own)
+                    add_call(rule, value, signal, row, {name: rows}, places)
             rows[1] -= flat[columns]  # of all three rows nothing should be left
             square += float(rows.square().sum(dtype=torch.float64))
         return math.sqrt(square)
