@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError
-from dynolab.probes.making.probe_set import ProbeSetConfig
+from dynolab.probes.making.probe_set import PAIRS, ProbeSetConfig
 from flows.flow import SOURCE_FIELDS, FlowParameters, Form, Name, Plan, StagedFlow, Step
 from tasks.base import (
     BASE,
@@ -67,8 +67,13 @@ def watched_rows_and_base(
     steps = [Step(rows, DATA, data), base_step(f"base{suffix}", base, data=rows)]
     if built is not None:
         reads = {"data": rows, "model": f"base{suffix}"}
-        steps.append(Step(f"data{suffix}", PROBE_SET, built, reads))
+        steps.append(Step(f"data{suffix}", PROBE_SET, sized(built, data), reads))
     return steps
+
+
+def sized(built: ProbeSetConfig, data: DataConfig) -> ProbeSetConfig:
+    """A probe set with its number of pairs."""
+    return built.model_copy(update={"pairs": built.pairs or data.probe_pairs or PAIRS})
 
 
 def plan(parameters: ProbesParameters, _: Platform) -> Plan:
@@ -81,7 +86,9 @@ def plan(parameters: ProbesParameters, _: Platform) -> Plan:
         update={
             "data": resolve_data(seeded_data(parameters.data, seed)),
             "base": None if base is None else resolve_base(seeded_base(base, seed)),
-            "probe_set": parameters.probe_set.model_copy(update={"seed": seed}),
+            "probe_set": sized(
+                parameters.probe_set.model_copy(update={"seed": seed}), parameters.data
+            ),
         }
     )
     steps, reads = [Step("data", DATA, resolved.data)], {"data": "data"}

@@ -22,7 +22,7 @@ from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.rows import ProbeRow, first_pairs, read_rows, read_value
 from dynolab.data.token_texts import token_string
 from dynolab.errors import ConfigError, under_field
-from dynolab.forces.ledger.account import Ledger
+from dynolab.forces.ledger.account import Ledger, in_stretches
 from dynolab.forces.ledger.functional import WatchedFunctional
 from dynolab.forces.ledger.measured import Source, measured_means, vocabulary_logps
 from dynolab.forces.ledger.tables import LedgerTables
@@ -70,13 +70,21 @@ class LedgerConfig(StageConfig):
         ge=1,
         description="One step is drawn of so many, and sums have intervals; 1: every step.",
     )
-    # Excluded without one, so that results from before this field keep their keys.
+    # Excluded at its default, so that results from before this field keep their keys.
+    slopes_every: int = Field(
+        1,
+        ge=1,
+        exclude_if=lambda steps: steps == 1,
+        description="Gradients of what is watched are taken at both ends of so many steps, and lie "
+        "on a line between: quicker, and what that leaves unexplained is part of the residual.",
+    )
+    # Excluded without one, as `slopes_every`.
     token_map: bool = Field(
         False,
         exclude_if=lambda is_set: not is_set,
         description="Also map the pull, token by token, that lowered the answer that fell most.",
     )
-    # Excluded without any, as `token_map`.
+    # Excluded without any, as `slopes_every`.
     measures: tuple[Literal["entropy", "kl", "margin", "contrast"], ...] = Field(
         (),
         exclude_if=lambda measures: not measures,
@@ -102,6 +110,13 @@ class LedgerConfig(StageConfig):
         description="Of records and resume states at once, where so many are enough; more needs "
         "fewer replays' starts. Default: half of what is free, 2 GiB at least.",
     )
+
+    @model_validator(mode="after")
+    def _spaced_in_one_way(self) -> Self:
+        if self.every > 1 and self.slopes_every > 1:
+            remedy = "needs every step; leave out every, or slopes_every"
+            raise ConfigError("slopes_every", self.slopes_every, remedy)
+        return self
 
     @field_validator("rewards")
     @classmethod
@@ -170,16 +185,22 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
     # The first steps of segments: where a ledger that is ended goes on.
     begins = {step for early, step in pairwise(remaining) if early // segment < step // segment}
     with work.shown(steps) as progress:
-        for record in replay.backwards(
+        records = replay.backwards(
             remaining, segment, lambda text: progress.update(progress.step, text)
-        ):
+        )
+        begun = False  # a segment, in the stretch that is entered
+        for record, stretch in in_stretches(records, config.slopes_every):
             step = record.facts.step
-            tables.add(ledger.enter(record, gap=int(gaps[step])), weights[step])
+            entries = ledger.enter(record, gap=int(gaps[step]), stretch=stretch)
+            tables.add(entries, weights[step])
             done = steps - step
             progress.update(done, f"step {step}")
-            if step in begins and (done - saved) * STATES >= steps:
-                _keep(work, ledger, tables, done)
-                saved = done
+            begun |= step in begins
+            if stretch.place == 0:
+                if begun and (done - saved) * STATES >= steps:
+                    _keep(work, ledger, tables, done)
+                    saved = done
+                begun = False
         fitting = [name for name, sequence in singles if sequence.response_length <= MAP_TOKENS]
         names = fitting or [name for name, _ in singles]
         if config.token_map and (pull := tables.hardest_pull(names, MAP_TOKENS)):
@@ -274,9 +295,10 @@ the record itself, is in main memory. Not measured on a GPU."""
 
 
 def estimate(costs: Costs, config: LedgerJob, reads: Reads) -> StageCost:
-    """At each step, gradients of observed answers and of the batch, and a training that runs twice
-    more, at most, without its probes, the reference's scoring and resume states; not at all where
-    the training keeps its steps. Memory is what it cannot do without: one functional at a time."""
+    """Gradients of observed answers where slopes are taken, and of each batch, and a training that
+    runs twice more, at most, without its probes, the reference's scoring and resume states; not at
+    all where the training keeps its steps. Memory is what it cannot do without: one functional at
+    a time."""
     training, optimizer = config.training, config.training.optimizer
     batch = costs.batch_tokens(config.batch_tokens)
     frozen, copy = costs.weights(training, batch)
@@ -290,8 +312,10 @@ def estimate(costs: Costs, config: LedgerJob, reads: Reads) -> StageCost:
     single_answers = config.answers + config.heldout_answers
     measures = 2 * (len(config.measures) + 2 * bool(config.rewards))  # of both splits
     functionals = costs.inputs.functionals + measures
-    answers = functionals * config.pairs + 4 * single_answers + 2 * responses
-    cost = costs.passes(len(steps) * answers * costs.answer)
+    watched = functionals * config.pairs + 4 * single_answers
+    slopes_taken = -(-len(steps) // config.slopes_every)
+    answers = slopes_taken * watched + len(steps) * 2 * responses
+    cost = costs.passes(answers * costs.answer)
     every_step = config.every == 1
     copies = 1 + ledger_copies(optimizer, functionals=1, responses=responses, every_step=every_step)
     rank_bytes, host_bytes = frozen + copies * copy, 0

@@ -16,7 +16,7 @@ from dynolab.costs.shape import ModelShape, shape_of
 from dynolab.data.encode import EncodedExample, Encoder
 from dynolab.data.rows import Example
 from dynolab.data.sources.load import DataConfig, LoadedData, load_data, load_prompts
-from dynolab.probes.making.probe_set import ProbeSetConfig
+from dynolab.probes.making.probe_set import PAIRS, ProbeSetConfig
 from dynolab.training.config import LoopConfig, LoraConfig
 from models.language import load_tokenizer
 from models.tiny import TinyConfig, build_tiny
@@ -137,9 +137,13 @@ class Inputs:
     @cached_property
     def probe_rows(self) -> int:
         """Answers that are watched."""
-        if not self.at_hand:
-            return self.data.probe_pairs * 2 * len(self._kinds)
-        return sum(self._is_watched(row.kind) for row in self.loaded.probes)
+        if self.watched is None:
+            return len(self.loaded.probes) if self.at_hand else 2 * self.data.probe_pairs * KINDS
+        pairs = self.watched.pairs or PAIRS
+        rows = [pairs, pairs]  # of both splits
+        if self.at_hand:
+            rows = [min(pairs, len(split)) for split in (self.loaded.pairs, self.loaded.heldout)]
+        return sum(rows) * len(self.watched.kinds)
 
     @property
     def _kinds(self) -> Sequence[object]:

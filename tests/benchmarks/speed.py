@@ -7,7 +7,9 @@ HH with a model of 3M weights, as in the file that `dynolab init` writes. Prints
 its last line. Costs are CPU seconds over those of the training alone, without probes and records:
 
 - `ledger_exact_over_training`: training run again, every step by example and side, and a token map;
-  `ledger_over_training`: the same of one step in ten, whose sums have intervals.
+  `ledger_spaced_over_training`: the same with slopes at every third step alone, and
+  `spaced_line_error`: how far a line then is off; `ledger_over_training`: of one step in ten,
+  whose sums have intervals.
 - `forces_step_over_training_step`: all forces of a recorded step, over a step of the training.
 - `probes_share_of_training`: of the training as the study runs it.
 - `audit_over_training`: the audit of all pairs; `ledger_peak_bytes`: resident memory of the ledger
@@ -34,6 +36,7 @@ from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,6 +47,7 @@ from dynolab.forces.ledger.functional import Functional
 from dynolab.forces.ledger.pushes import example_pushes
 from dynolab.forces.ledger.responses import gradients_of, step_responses
 from dynolab.objectives import build_objective
+from dynolab.results.ledger import read_arrays, read_table
 from dynolab.training.config import EngineConfig, OptimizerConfig
 from dynolab.training.step_record import StepRecord
 from flows.flow import Step
@@ -70,7 +74,7 @@ from tests.forces.test_ledger import moved_lines
 
 SGD = OptimizerConfig(name="sgd", learning_rate=1e-2)
 ADAMW = OptimizerConfig(learning_rate=1e-4, weight_decay=0.01)
-ROWS, EVERY, ANSWERS = 200, 10, 4
+ROWS, EVERY, ANSWERS, SPACING = 200, 10, 4, 3
 STUDIED = {
     "ledger_exact_over_training": 4.0,
     "ledger_over_training": 2.0,
@@ -104,25 +108,33 @@ def measured(home: Path, parameters: StudyParameters, name: str) -> dict[str, fl
     before = takewhile(lambda step: step.name != "preference", steps.values())
     results = lab.run_steps([step for step in before if step.name != "audit"])
 
-    def cost(step: Step, **changes: object) -> float:
-        def run() -> None:
-            config = step.config.model_copy(update=changes)
-            sources = step.sources(results)
-            done: StageResult = run_stage(step.stage, config, sources, lab.platform)
-            if not changes:
-                results[step.name] = done
+    def result(step: Step, **changes: object) -> StageResult:
+        """A stage's result, which is there from the second time on."""
+        config = step.config.model_copy(update=changes)
+        done: StageResult = run_stage(step.stage, config, step.sources(results), lab.platform)
+        return done
 
-        return cpu_seconds(run)
+    def cost(step: Step, **changes: object) -> float:
+        return cpu_seconds(lambda: result(step, **changes))
 
     alone = cost(steps["preference"], probe_every=0, record_steps=())
     trained, costs = cost(steps["preference"]), dict[str, float]()
+    results["preference"] = result(steps["preference"])
     peak = peak_above_start(lambda: costs.update(whole=cost(steps["ledger"])))
+    results["ledger"] = result(steps["ledger"])
     forces = cost(steps["preference-forces"])
+    spaced = cost(steps["ledger"], slopes_every=SPACING)
+    folders = [
+        lab.folder(ledger)
+        for ledger in (results["ledger"], result(steps["ledger"], slopes_every=SPACING))
+    ]
     record = lab.record(results["preference"], training.record_steps[0])
     policy = load_policy(lab.folder(results["preference"], "model"))
     answers = [Functional.mean("", [example.chosen]) for example in record.examples[:ANSWERS]]
     figures = {
         "ledger_exact_over_training": costs["whole"] / alone,
+        "ledger_spaced_over_training": spaced / alone,
+        "spaced_line_error": line_error(*folders),
         "ledger_over_training": cost(steps["ledger"], every=EVERY) / alone,
         "forces_step_over_training_step": forces
         / len(training.record_steps)
@@ -136,6 +148,14 @@ def measured(home: Path, parameters: StudyParameters, name: str) -> dict[str, fl
         "residual_share": results["ledger"].metrics["ledger/residual_share"],
     }
     return {f"{figure}_{name}": value for figure, value in figures.items()}
+
+
+def line_error(exact: Path, spaced: Path) -> float:
+    """Median over functionals of the median |line − exact line| over |exact line|."""
+    expected, lines = (read_arrays(read_table(folder, "lines")) for folder in (exact, spaced))
+    off = abs(lines["nats"] / expected["nats"] - 1)
+    names = expected["functional"]
+    return float(np.median([np.median(off[names == name]) for name in np.unique(names)]))
 
 
 def difference(record: StepRecord, policy: PolicyFunction) -> float:

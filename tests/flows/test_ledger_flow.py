@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,32 +130,46 @@ def two_steps_of_records(analysed: Analysed) -> int:
     return 2 * COPIES * sum(file.stat().st_size for file in model.glob("*.safetensors"))
 
 
+@pytest.mark.parametrize(
+    ("spacing", "expected"),
+    [(1, [5, 4, 3, 2, 3, 2, 1, 0]), (3, [5, 4, 3, 2, 2, 1, 0])],
+    ids=["every step", "spaced"],
+)
 def test_a_ledger_that_was_ended_goes_on_in_segments_with_the_account_of_a_whole_one(
-    analysed: Analysed, dpo: Trained, monkeypatch: pytest.MonkeyPatch
+    analysed: Analysed,
+    dpo: Trained,
+    spacing: int,
+    expected: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """The first replays the training in segments; the whole one reads the steps that it kept."""
     training, result = dpo
     kept = analysed.platform.settings.cache / STEPS / result.stage / result.key
     assert len(list(kept.glob("step-*"))) == training.steps
+    copy = shutil.copytree(kept, tmp_path / "copy")
     aside = kept.rename(kept.with_name("aside"))
     entered: list[int] = []
     enter = Ledger.enter
 
-    def ended(self: Ledger, record: StepRecord, *, gap: int) -> StepAccount:
+    def ended(self: Ledger, record: StepRecord, **settings: Any) -> StepAccount:
         entered.append(record.facts.step)
         if len(entered) == 4:
             raise KeyboardInterrupt
-        return enter(self, record, gap=gap)
+        return enter(self, record, **settings)
 
     monkeypatch.setattr(Ledger, "enter", ended)
-    small = two_steps_of_records(analysed)
+    settings = {"disk_bytes": two_steps_of_records(analysed), "slopes_every": spacing}
     with pytest.raises(KeyboardInterrupt):
-        ledger(analysed, *dpo, disk_bytes=small)
-    resumed = tables(analysed, ledger(analysed, *dpo, disk_bytes=small))
-    assert entered == [5, 4, 3, 2, 3, 2, 1, 0]
+        ledger(analysed, *dpo, **settings)
+    resumed = tables(analysed, ledger(analysed, *dpo, **settings))
+    assert entered == expected
     aside.rename(kept)
-    assert tables(analysed, ledger(analysed, *dpo, fresh=True)) == resumed
+    again = ledger(analysed, *dpo, fresh=True, slopes_every=spacing)
+    assert tables(analysed, again) == resumed
     assert not kept.exists()
+    # Another case begins with what the training kept.
+    shutil.copytree(copy, kept)
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +188,12 @@ def grpo(analysed: Analysed) -> StageResult:
     )
     prompts = analysed.run(PROMPTS, DataConfig(world=WORLD))
     return analysed.run(GROUP, config, prompts=prompts, data=analysed.data, model=analysed.sft)
+
+
+def test_slopes_in_some_of_the_drawn_steps_are_refused() -> None:
+    training = TrainConfig(objective=DPOConfig())
+    with pytest.raises(ConfigError, match=r"slopes_every = 3: needs every step; leave out every"):
+        LedgerJob(training=training, every=2, slopes_every=3)
 
 
 def test_what_is_measured_at_answers_has_accounts_of_both_splits(

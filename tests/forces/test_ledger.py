@@ -15,9 +15,9 @@ from dynolab import distributed
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction
 from dynolab.forces.function.weights import block_of, flatten
-from dynolab.forces.ledger.account import COPIES, HARDEST, HardestPulls, Ledger
+from dynolab.forces.ledger.account import COPIES, HARDEST, HardestPulls, Ledger, in_stretches
 from dynolab.forces.ledger.entries import StepAccount
-from dynolab.forces.ledger.functional import Functional, Term, slopes_of
+from dynolab.forces.ledger.functional import Functional, Slopes, Term, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.measures import likeliest
 from dynolab.forces.ledger.responses import step_responses
@@ -136,6 +136,54 @@ def test_an_account_of_some_steps_has_their_lines(policy, optimizer, tolerance):
     for step, gap in ((4, 1), (2, 2), (0, 2)):
         own, true = ledger.enter(records[step], gap=gap).lines, whole[step].lines[:, :2]
         assert (own - true).norm() <= tolerance * true.norm()
+
+
+class LedgerOnLines(Ledger):
+    """Every step has slopes, which between weights `spacing` steps apart are put on a line."""
+
+    def __init__(self, records: Sequence[StepRecord], policy: PolicyFunction, spacing: int) -> None:
+        super().__init__(policy, FUNCTIONALS)
+        self.spacing, self.weights = spacing, [record.before for record in records]
+        self.weights.append(records[-1].after)
+
+    def _slopes(self, rows: range, record: StepRecord, at: Any) -> Slopes:
+        state = record.facts.step + (at is record.after)
+        last = len(self.weights) - 1
+        # Stretches are counted from the last step.
+        end = last - (last - state) // self.spacing * self.spacing
+        start = max(0, end - self.spacing)
+        here = super()._slopes(rows, record, at)
+        if state in (start, end):
+            return here
+        first = super()._slopes(rows, record, self.weights[start]).gradients
+        second = super()._slopes(rows, record, self.weights[end]).gradients
+        share = (state - start) / (end - start)
+        return replace(here, gradients=torch.lerp(first, second, share))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("spacing", [2, 3, 5])
+def test_slopes_of_a_stretch_lie_on_a_line(policy, optimizer, spacing):
+    """Against slopes at every step that were put there; the account of a stretch still closes."""
+    records = trained(OPTIMIZERS[optimizer])
+    slow = LedgerOnLines(records, policy, spacing)
+    expected = [slow.enter(record) for record in reversed(records)]
+    ledger = Ledger(policy, FUNCTIONALS, by_token=[0])
+    steps = [
+        ledger.enter(record, stretch=stretch)
+        for record, stretch in in_stretches(reversed(records), spacing)
+    ]
+    for ours, theirs in zip(steps, expected, strict=True):
+        for name in ("lines", "together", "decay", "rounding", "carried_in", "predicted"):
+            torch.testing.assert_close(getattr(ours, name), getattr(theirs, name))
+    # The papers' measures need both ends of a step: of a last stretch of one step.
+    assert sum(bool(step.sources) for step in steps) == (STEPS % spacing == 1)
+    measured = sum(step.measured for step in steps)
+    path = sum(step.measured.abs() for step in steps)
+    real = expected[0].after - expected[-1].before
+    assert ((measured - real).abs() / path).max() < 1e-12
+    residual = sum(step.residual for step in steps)
+    assert ((explained(steps[::-1]) + residual - real).abs() / path).max() < 1e-12
 
 
 @pytest.mark.parametrize("clip_norm", [0.5, 10.0])
@@ -287,9 +335,13 @@ def test_a_ledger_goes_on_from_what_it_saved(policy, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("at_once", "gaps"), [(1, (1, 1, 1, 1, 1)), (2, (1, 2, 2))], ids=["whole", "drawn"]
+    ("at_once", "gaps", "spacing"),
+    [(1, (1, 1, 1, 1, 1), 1), (2, (1, 2, 2), 1), (1, (1, 1, 1, 1, 1), 2)],
+    ids=["whole", "drawn", "spaced"],
 )
-def test_functionals_that_take_turns_have_the_same_account(policy, tmp_path, at_once, gaps):
+def test_functionals_that_take_turns_have_the_same_account(
+    policy, tmp_path, at_once, gaps, spacing
+):
     """Entry by entry and token by token; also where the ledger is ended on the way."""
     records, whole = trained(OPTIMIZERS["adamw"]), len(gaps) == STEPS
     settings = {"by_token": [0, 2], "every_step": whole}
@@ -301,14 +353,16 @@ def test_functionals_that_take_turns_have_the_same_account(policy, tmp_path, at_
         return Ledger(policy, FUNCTIONALS, **settings, waiting=waiting, memory_bytes=memory)
 
     together, apart = Ledger(policy, FUNCTIONALS, **settings), turns("first")
-    step = STEPS
-    for number, gap in enumerate(gaps):
-        step -= gap
+    steps = [STEPS - sum(gaps[: number + 1]) for number in range(len(gaps))]
+    entered = in_stretches([records[step] for step in steps], spacing)
+    for number, (gap, (record, stretch)) in enumerate(zip(gaps, entered, strict=True)):
         if number == 2:
             apart.save(tmp_path / "saved")
             apart = turns("second")
             apart.load(tmp_path / "saved")
-        expected, account = (ledger.enter(records[step], gap=gap) for ledger in (together, apart))
+        expected, account = (
+            ledger.enter(record, gap=gap, stretch=stretch) for ledger in (together, apart)
+        )
         assert account.responses == expected.responses
         for name in ("lines", "carried_in", *PER_STEP):
             same(getattr(account, name), getattr(expected, name))

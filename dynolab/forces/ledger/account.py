@@ -32,12 +32,17 @@ Where only some steps are entered, those between them have no slopes. Their `pus
 is taken to lie on the line between a step's and that of the step L steps after it, which was
 entered before: `U_s = Σ_{j<L} β^j ((1 − j/L) push_s + j/L push_{s+L}) + β^L U_{s+L}`. For L = 1
 that is the U above. What later steps alone bring is `U_s − push_s`.
+
+Where all steps are entered, slopes can be taken at some of the weights only (`Stretch`): at the
+others they are taken to lie on a line, so that q̄ of each step is a mean of those at both ends of
+its stretch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -54,9 +59,16 @@ from dynolab.forces.ledger.functional import Functional, Slopes, slopes_of
 from dynolab.forces.ledger.gradient_files import GradientFiles
 from dynolab.forces.ledger.grouped import GroupedGradients
 from dynolab.forces.ledger.responses import StepResponses, step_responses
-from dynolab.forces.ledger.step_account import Later, StepMade, entries_of, step_made
+from dynolab.forces.ledger.step_account import (
+    ONE_STEP,
+    Later,
+    StepMade,
+    Stretch,
+    entries_of,
+    step_made,
+)
 from dynolab.forces.map.costs import memory_for
-from dynolab.forces.map.terms import TokenTerms, source_measures
+from dynolab.forces.map.terms import source_measures
 from dynolab.forces.map.weighted import scores_along
 from dynolab.grouping import grouped
 from dynolab.training.step_record import StepRecord
@@ -71,10 +83,23 @@ PULLS = "pulls."
 """Prefix in that file of the hardest pulls on a functional, before its number."""
 
 COPIES = 3
-"""Gradients of a functional in memory: at both ends of a step, and U.
+"""Gradients of a functional in memory: at both ends of a stretch, and U.
 
 Where steps are left out a fourth is the push of the step entered last (`Later.push`).
 """
+
+
+@dataclass(frozen=True)
+class Entered:
+    """What the step that was entered last has left to the one before it.
+
+    `start`, `end`: slopes at both ends of its stretch, None where they are not there; `later`: U
+    and push.
+    """
+
+    start: Slopes | None = None
+    end: Slopes | None = None
+    later: Later | None = None
 
 
 class Ledger:
@@ -130,14 +155,20 @@ class Ledger:
         self._momentum: Float[Tensor, " parameters"] | None = None
         # What it leaves to the next one: in memory where all functionals are there together, else
         # in the files of `_waiting`, and after `load` in those of `_resumed`.
-        self._last_entered: tuple[Slopes, Later] | None = None
+        self._last_entered: Entered | None = None
         self._resumed: GradientFiles | None = None
         self._gradients: GroupedGradients | None = None
-        # Terms at the start of that step, which no file holds, by the first number of a turn.
-        self._terms: dict[int, Mapping[int, TokenTerms]] = {}
+        # Slopes at the start of its stretch without their gradients, which alone are in files, by
+        # the first number of a turn.
+        self._starts: dict[int, Slopes] = {}
 
-    def enter(self, record: StepRecord, *, gap: int = 1) -> StepAccount:
+    def enter(
+        self, record: StepRecord, *, gap: int = 1, stretch: Stretch = ONE_STEP
+    ) -> StepAccount:
         """The entries of the step that is `gap` steps before the one entered last.
+
+        **Arguments:** `stretch`: of steps between which slopes lie on a line (`in_stretches`); all
+        of its steps are to be entered, and papers' measures are those of stretches of one step.
 
         **Raises:** `ConfigError` where `gap` is 1 and the record does not end where the one entered
         last begins, and for another gap in a ledger of all steps.
@@ -158,7 +189,7 @@ class Ledger:
         step = step_made(record, self._policy, responses, self._examples_of)
         # Once: what waits in files is read by the turns that wrote it.
         self._turns = self._turns or self._plan_turns(weights.numel() * self._policy.dtype.itemsize)
-        parts = [self._enter(rows, record, responses, step, gap) for rows in self._turns]
+        parts = [self._enter(rows, record, responses, step, gap, stretch) for rows in self._turns]
         entries = joined(parts)
         self._resumed = None
         self._after = (step.number, weights, entries.before)
@@ -179,16 +210,29 @@ class Ledger:
         return [range(count)[start : start + at_once] for start in range(0, count, at_once)]
 
     def _enter(
-        self, rows: range, record: StepRecord, responses: StepResponses, step: StepMade, gap: int
+        self,
+        rows: range,
+        record: StepRecord,
+        responses: StepResponses,
+        step: StepMade,
+        gap: int,
+        stretch: Stretch,
     ) -> StepAccount:
         """The entries of some functionals; keeps what the step before needs of them."""
-        end, later = self._take(rows)
-        if gap > 1:
-            end = None  # not this step's end; lets go of its memory before others are taken
-        # The slopes where the next step began are those where this one ended.
-        end = end or self._slopes(rows, record, record.after)
-        start = self._slopes(rows, record, record.before)
-        start_terms, end_terms = start.terms, end.terms
+        entered = self._take(rows, stretch)
+        start, end, later = entered.start, entered.end, entered.later
+        del entered  # which would hold what is let go of below
+        values_after = None
+        if stretch.is_last:
+            # The slopes where the stretch entered last began are those where this one ends; those
+            # of a step further away are let go of before others are taken.
+            end = start if gap == 1 else None
+            start = None
+            end = end or self._slopes(rows, record, record.after)
+            start = self._slopes(rows, record, stretch.before or record.before)
+        else:
+            assert start is not None and end is not None and self._after is not None
+            values_after = self._after[2][rows.start : rows.stop]
         entries, handed_on = entries_of(
             step,
             start,
@@ -197,14 +241,15 @@ class Ledger:
             gap,
             every_step=self._every_step,
             momentum_after=self._momentum if gap == 1 else None,
+            stretch=stretch,
+            values_after=values_after,
         )
         del later  # and its memory
         if len(self._turns) == 1:
-            self._last_entered = start, handed_on
+            # At the first step of a stretch U has taken the place of the slopes at its end.
+            self._last_entered = Entered(start, end if stretch.place else None, handed_on)
         elif self._waiting is not None:
-            self._waiting.write("slope", rows, start.gradients)
-            self._terms[rows.start] = start.terms
-            _write(self._waiting, rows, handed_on)
+            self._leave_waiting(rows, stretch, start, end, handed_on)
         ids = [label.id for label in step.labels]
         lines_of = dict(zip(rows, entries.lines.T, strict=True))
         # By response, the functionals on which it has one of the hardest pulls.
@@ -217,20 +262,20 @@ class Ledger:
         tokens = list(self._tokens(record, responses, step, sensitivity, pulled, lines_of))
         tokens.sort(key=lambda split: (split.functional, split.response))
         sources = []
+        one_step = sorted(start.terms.items()) if stretch.steps == 1 else ()
         # Places are counted from the first functional of this turn.
-        for place, terms in sorted(start_terms.items()):
+        for place, terms in one_step:
             name = self._functionals[rows.start + place].name
-            sources.append(source_measures(record, name, terms, end_terms[place], responses.terms))
+            sources.append(source_measures(record, name, terms, end.terms[place], responses.terms))
         return replace(entries, tokens=tuple(tokens), sources=tuple(sources))
 
-    def _take(self, rows: range) -> tuple[Slopes | None, Later | None]:
+    def _take(self, rows: range, stretch: Stretch) -> Entered:
         """What the step that was entered last has left of some functionals.
 
-        Its slopes, None where they are to be taken anew, and its U; None for both where no step
-        was entered before.
+        Nothing where no step was entered before; no slopes where they are to be taken anew.
         """
         if self._after is None:
-            return None, None
+            return Entered()
         if self._last_entered is not None:
             # Not kept here: the caller lets go of each as soon as it can.
             in_memory, self._last_entered = self._last_entered, None
@@ -241,9 +286,26 @@ class Ledger:
         slope = files.read("slope", rows, device)
         sensitivity = files.read("sensitivity", rows, device)
         assert sensitivity is not None
-        values = self._after[2][rows.start : rows.stop]
-        end = None if slope is None else Slopes(values, slope, self._terms[rows.start])
-        return end, Later(sensitivity, files.read("push", rows, device))
+        start = None if slope is None else replace(self._starts[rows.start], gradients=slope)
+        end = None
+        if start is not None and not stretch.is_last:
+            slope_at_end = files.read("slope-at-end", rows, device)
+            assert slope_at_end is not None
+            end = replace(start, gradients=slope_at_end)  # its values are not read again
+        return Entered(start, end, Later(sensitivity, files.read("push", rows, device)))
+
+    def _leave_waiting(
+        self, rows: range, stretch: Stretch, start: Slopes, end: Slopes, later: Later
+    ) -> None:
+        """Writes what the step before needs of some functionals, for their next turn."""
+        assert self._waiting is not None
+        if stretch.is_last:  # a stretch's slopes, once
+            self._waiting.write("slope", rows, start.gradients)
+            without = start.gradients.new_empty(len(rows), 0)
+            self._starts[rows.start] = replace(start, gradients=without)
+            if stretch.place:
+                self._waiting.write("slope-at-end", rows, end.gradients)
+        _write(self._waiting, rows, later)
 
     def _tokens(
         self,
@@ -292,7 +354,10 @@ class Ledger:
                             yield TokenLines(row, column, scale * shares)
 
     def save(self, folder: Path) -> None:
-        """Writes what the steps still to come need, so that `load` goes on from here."""
+        """Writes what the steps still to come need, so that `load` goes on from here.
+
+        Between two stretches: within one, its slopes would be missing.
+        """
         if self._after is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
@@ -304,7 +369,8 @@ class Ledger:
         save_file(file, folder / STEP)
         if self._last_entered is not None:
             # U and push, without the slopes.
-            _write(GradientFiles(folder), range(len(values)), self._last_entered[1])
+            assert self._last_entered.later is not None
+            _write(GradientFiles(folder), range(len(values)), self._last_entered.later)
         elif self._waiting is not None:
             for kind in ("sensitivity", "push"):
                 self._waiting.link(kind, folder)
@@ -343,6 +409,17 @@ def _write(files: GradientFiles, rows: range, later: Later) -> None:
     files.write("sensitivity", rows, later.sensitivity)
     if later.push is not None:
         files.write("push", rows, later.push)
+
+
+def in_stretches(records: Iterable[StepRecord], steps: int) -> Iterator[tuple[StepRecord, Stretch]]:
+    """Records, the last one first, each with its stretch of so many steps; the first has the rest.
+
+    So many records are there at once; tensors of those in files are read where they are needed.
+    """
+    remaining = iter(records)
+    while members := list(islice(remaining, steps)):
+        for number, record in enumerate(members, start=1):
+            yield record, Stretch(len(members), len(members) - number, members[-1].before)
 
 
 def check_follows(

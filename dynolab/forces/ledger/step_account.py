@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.function.weights import SLICE, SUMMED, block_columns, products
+from dynolab.forces.function.weights import SLICE, SUMMED, Weights, block_columns, products
 from dynolab.forces.ledger.entries import SIDES, Nats, StepAccount
 from dynolab.forces.ledger.functional import Slopes
 from dynolab.forces.ledger.recorded_map import Change, RecordedMap
@@ -119,6 +119,35 @@ class Later:
         return near * push + far * self.push + carry**gap * self.sensitivity
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """Steps at both ends of which, and nowhere between, slopes are taken.
+
+    Between them slopes lie on a line. What that leaves unexplained of the stretch's change is
+    known at its first step alone, which is charged with it.
+
+    **Arguments:** `steps`: how many; `place`: of a step among them, 0 the first; `before`: the
+    weights before that first step, by default those before this one.
+    """
+
+    steps: int = 1
+    place: int = 0
+    before: Weights | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the stretch ends with this step."""
+        return self.place == self.steps - 1
+
+    @property
+    def middle(self) -> float:
+        """Where the step's middle lies between the stretch's ends, from 0 to 1."""
+        return (self.place + 0.5) / self.steps
+
+
+ONE_STEP = Stretch()
+
+
 def entries_of(
     step: StepMade,
     start: Slopes,
@@ -128,20 +157,24 @@ def entries_of(
     *,
     every_step: bool = True,
     momentum_after: Float[Tensor, " parameters"] | None = None,
+    stretch: Stretch = ONE_STEP,
+    values_after: Nats | None = None,
 ) -> tuple[StepAccount, Later]:
     """A step's entries, and what the step before it needs.
 
-    The gradients of `end`, and the push in `later`, are overwritten by those that are returned:
-    beside them it takes the memory of `SLICE` parameters.
+    The push in `later` is overwritten by the one that is returned. So are, by the sensitivity, the
+    gradients of `end` where the step is the first of its stretch, else those in `later`. Beside
+    them it takes the memory of `SLICE` parameters.
 
     **Arguments:**
 
-    - `start`, `end`: slopes at both ends.
+    - `start`, `end`: slopes at both ends of the stretch of steps that this one is in.
     - `later`: of the step entered last, `gap` steps after this one; without it momentum counts
       where it acts, as in a step that is looked at alone.
     - `every_step`: the step before this one is entered next, so that no push is kept.
     - `momentum_after`: from the next step's record. It differs from the formula's by rounding. The
       next step applies the difference; this step's entries count it.
+    - `values_after`: the functionals after the step, where its stretch does not end with it.
     """
     device = start.values.device
     responses = len(step.gradients)
@@ -153,12 +186,19 @@ def entries_of(
     pushed = None if later is None else later.push
     if pushed is None and not every_step:
         pushed = torch.empty_like(end.gradients)
+    # U takes the place of slopes that are not read again, else of U of the step entered last.
+    if stretch.place == 0:
+        entered = end.gradients
+    else:
+        entered = torch.empty_like(end.gradients) if later is None else later.sensitivity
     if not step.map.carry:
         later = None  # without momentum no later step answers to this one's gradient
     for block, columns in step.slices(len(start.values) + responses):
         update_map = step.map.at(columns)
-        # q̄, the mean of the slopes at both ends: along it a change has no second-order error.
-        slopes = start.gradients[:, columns].add(end.gradients[:, columns]).div_(2).to(device)
+        # q̄, on the line between both ends: of a single step their mean, along which a change has
+        # no second-order error.
+        ends = start.gradients[:, columns], end.gradients[:, columns]
+        slopes = torch.lerp(*ends, stretch.middle).to(device)
         # U, how the functionals answer to what enters momentum: now by the push, `out ⊙ q̄`, and in
         # later steps by the tail.
         push = update_map.out * slopes
@@ -181,10 +221,10 @@ def entries_of(
 
         sums.add_from_here(update_map, sensitivity)
         sums.add_in_step(update_map, slopes, step.change.at(columns).to(slopes))
-        # U takes the place of the slopes at the end, which are not read again here.
-        end.gradients[:, columns] = sensitivity
+        entered[:, columns] = sensitivity
         if pushed is not None:
             pushed[:, columns] = push
+    values_after = end.values if values_after is None else values_after
     response_lines, group_lines = sums.lines[:, :responses], sums.lines[:, responses:]
     account = StepAccount(
         step=step.number,
@@ -192,8 +232,8 @@ def entries_of(
         lines=response_lines.T,
         decay=sums.direct + sums.pull,
         carried_in=step.map.carry * sums.momentum,  # −β ⟨U, b⟩
-        before=start.values,
-        after=end.values,
+        before=start.values if stretch.place == 0 else values_after - sums.predicted,
+        after=values_after,
         predicted=sums.predicted,
         rounding=sums.rounding + sums.rounded_momentum,
         unexplained=torch.zeros_like(sums.predicted),  # a record's gradient is its responses' sum
@@ -201,7 +241,7 @@ def entries_of(
         groups=dict(zip(step.groups, group_lines.T, strict=True)),
         blocks=blocks,
     )
-    return account, Later(end.gradients, pushed)
+    return account, Later(entered, pushed)
 
 
 @dataclass

@@ -32,6 +32,10 @@ from dynolab.rollouts.generator import SampleConfig
 AnyKind = TypeVar("AnyKind", bound=str)
 
 
+PAIRS = 100
+"""Pairs of each split that are probed where no number is given."""
+
+
 class ProbeSetConfig(BaseModel):
     """The kinds of a probe set, and how to make those that are not in the data."""
 
@@ -47,7 +51,9 @@ class ProbeSetConfig(BaseModel):
         description="Kinds among these whose rows are taken from the data instead of made: the "
         "built-in world's exact ones, a probe file's stored ones.",
     )
-    pairs: int = Field(100, ge=1, description="Pairs to probe, of each split.")
+    pairs: int | None = Field(
+        None, ge=1, description="Pairs to probe, of each split; default: data.probe_pairs."
+    )
     temperature: float = Field(1.0, ge=0, description="Sampling temperature of the policy.")
     max_new_tokens: int = Field(128, ge=1, description="Longest sampled answer.")
     stop: tuple[str, ...] = Field(
@@ -162,7 +168,7 @@ def build_probe_set(
     `config.most_missing` of the writer's rows are missing; also as `Endpoint.ask`.
     """
     unseen = disjoint(heldout, train)
-    watched = watched_pairs(train, unseen, config.pairs)
+    watched = watched_pairs(train, unseen, config.pairs or PAIRS)
     rows = rows_from_data(watched, train, unseen, kinds=config.data_kinds, seed=config.seed)
     reused, missing = _taken(config.taken, watched, extra)
     rows += reused
