@@ -143,14 +143,21 @@ def test_copies_that_no_gpu_has_room_for_wait_in_main_memory() -> None:
     )
 
 
-def test_a_probe_set_of_fewer_kinds_takes_fewer_passes() -> None:
-    few = ("probe_set={kinds: [chosen, rejected]}",)
-    every, fewer = (planned("hh_pythia410m.yaml", "h100", *changes) for changes in ((), few))
-    steps, costs = every
-    whole = costs.of(next(step for step in steps if step.name == "probe"))
-    steps, costs = fewer
-    part = costs.of(next(step for step in steps if step.name == "probe"))
-    assert whole is not None and part is not None and part.hours < whole.hours
+def test_a_probe_set_takes_passes_for_its_kinds_and_pairs() -> None:
+    """Without a number of pairs for those of the data."""
+
+    def hours(*changes: str) -> float:
+        steps, costs = planned("hh_pythia410m.yaml", "h100", *changes)
+        cost = costs.of(next(step for step in steps if step.name == "probe"))
+        assert cost is not None
+        return cost.hours
+
+    two_kinds = "probe_set={kinds: [chosen, rejected]}"
+    assert hours(two_kinds) < hours()
+    few, many = (f"data.probe_pairs={pairs}" for pairs in (10, 100))
+    assert hours(two_kinds, few) < hours(two_kinds, many)
+    ten = "probe_set={kinds: [chosen, rejected], pairs: 10}"
+    assert hours(ten, many) == hours(two_kinds, few)
 
 
 @pytest.mark.parametrize(
