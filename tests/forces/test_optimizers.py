@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from dynolab.forces.step import optimizers
-from dynolab.forces.step.optimizers import FrozenUpdate, OptimizerMap, Removal, optimizer_map
+from dynolab.forces.step.optimizers import (
+    FrozenUpdate,
+    OptimizerMap,
+    Removal,
+    clipping_of,
+    optimizer_map,
+)
+from dynolab.objectives import DPOConfig
 from dynolab.training.config import OptimizerConfig
 from dynolab.training.step_record import StepFacts
 
@@ -117,3 +124,17 @@ def test_squares_are_of_all_that_is_left_without_each_part(monkeypatch: pytest.M
     update_map = optimizer_map(facts(OPTIMIZERS["sgd"][0], 0), gradient, {}, gradient)
     removal = Removal(update_map, linear=True, clip_factor=1.0, slopes=parts[:0])
     assert removal.squares(parts).tolist() == [1 + 4 + 16 + 25, 9 + 9]
+
+
+def test_an_older_record_has_its_bound_in_the_factor() -> None:
+    """torch's: bound / (norm + 1e-6)."""
+    facts = StepFacts(
+        step=0,
+        learning_rate=ETA,
+        grad_norm=4.0,
+        clip_factor=0.5 / (4.0 + 1e-6),
+        optimizer=OPTIMIZERS["sgd"][0],
+        objective=DPOConfig(),
+    )
+    factor = clipping_of(facts).factor(torch.tensor(2.0, dtype=torch.float64))
+    assert float(factor) == pytest.approx(0.5 / (2.0 + 1e-6), rel=1e-12)

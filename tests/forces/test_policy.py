@@ -227,6 +227,12 @@ def test_a_derivative_that_cannot_be_run_says_why() -> None:
         found.require("forward")
 
 
+def test_a_model_that_diverged_is_told_its_remedy() -> None:
+    found = Derivatives("Model", 0.05, {"second": 1.0}, lowest=-2e3)
+    with pytest.raises(ConfigError, match="clip_norm"):
+        found.require("second")
+
+
 def test_derivatives_are_measured_once_for_a_model_and_dtype_and_noted_every_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -19,6 +19,10 @@ def hinge(chosen: Answers, rejected: Answers) -> Tensor:
     return torch.relu(3 - chosen.logp + rejected.logp)
 
 
+def flat_where_wrong(chosen: Answers, rejected: Answers) -> Tensor:
+    return torch.relu(chosen.logp - rejected.logp)
+
+
 def constant(chosen: Answers, rejected: Answers) -> Tensor:
     return torch.ones(len(chosen.logp), dtype=torch.float64)
 

@@ -37,6 +37,10 @@ def test_a_loss_without_a_reference_reads_plain_log_probabilities() -> None:
     torch.testing.assert_close(objective.loss(logps, batch), F.relu(3 - chosen + rejected).mean())
 
 
+def test_a_loss_may_be_flat_where_an_answer_is_the_likelier_one() -> None:
+    build_objective(CustomConfig(loss=f"{HERE}.flat_where_wrong", needs_reference=False))
+
+
 @pytest.mark.parametrize(
     "name", ["constant", "not_a_number", "one_number", "across_pairs", "text", "missing"]
 )

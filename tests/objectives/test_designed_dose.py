@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 
 from dynolab.data.batches import REJECTED
 from dynolab.likelihood.token_logps import token_logps
-from dynolab.objectives import build_objective
+from dynolab.objectives import DPOConfig, build_objective
 from dynolab.objectives.pairs import PairObjective, TokenEffects, designed_doses, largest_doses
 from tests.objectives.test_forces import BY_NAME, batch_of, random_logits
 
@@ -36,6 +36,16 @@ def test_they_solve_the_linear_program(gain: float, groups: list[tuple[float, fl
         return
     assert float(harms @ doses) <= gain + 1e-9
     assert float(pushes @ doses) == pytest.approx(-best.fun, abs=1e-7)
+
+
+@pytest.mark.parametrize("dose", [0.5, 2.0])
+def test_a_dose_of_the_settings_is_that_of_rejected_tokens(dose: float) -> None:
+    config = DPOConfig(negative_dose=dose)
+    batch = batch_of(config)
+    doses = build_objective(config).doses(torch.zeros(len(batch.token)), batch)
+    assert doses is not None
+    assert set(doses[batch.token_side == REJECTED].tolist()) == {dose}
+    assert set(doses[batch.token_side != REJECTED].tolist()) == {1.0}
 
 
 @pytest.mark.parametrize(
