@@ -56,13 +56,7 @@ class ForcesConfig(StageConfig):
         description="Recorded steps, spread from the first to the last, of which the forces on "
         "layers and how far first order carries are measured, too: several times the seconds.",
     )
-    # Excluded at its default, so that results from before this field keep their keys.
-    token_map: bool = Field(
-        True,
-        exclude_if=lambda is_set: is_set,
-        description="Map the strongest push on one of the chosen answers, token by token.",
-    )
-    # Excluded without any, as `token_map`.
+    # Excluded without any, so that results from before this field keep their keys.
     measures: tuple[Literal["entropy", "kl"], ...] = Field(
         (),
         exclude_if=lambda measures: not measures,
@@ -81,9 +75,9 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
     """Reads inputs `data` and `trained`, a training stage with recorded steps, and what that read.
 
     Results: `forces.jsonl`, `replay.json`, `layers.jsonl` (`LayerForce`), `validity.jsonl`
-    (`Validity`; empty for a model that cannot be differentiated twice), and, if asked for,
-    `token_map.json` of the strongest push of a recorded step's example on one of the chosen answers
-    that fell most, or rose most under a loss that pushes no answer down.
+    (`Validity`; empty for a model that cannot be differentiated twice), and `token_map.json` of the
+    strongest push of a recorded step's example on one of the chosen answers that fell most, or rose
+    most under a loss that pushes no answer down.
     """
 
     rows = list(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow))
@@ -120,10 +114,9 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
             file.writelines(map(json_line, forces.rows))
             replays.append(forces.replay)
             up = REJECTED not in build_objective(record.facts.objective).sides
-            if work.config.token_map:
-                answers = answers or _mapped_answers(work, rows, encoder, up=up)
+            answers = answers or _mapped_answers(work, rows, encoder, up=up)
+            gradients = gradients or gradients_of(record, policy)
             if answers:
-                gradients = gradients or gradients_of(record, policy)
                 push = _strongest(record, gradients, forces, answers, up=up)
                 pushes = [max([*pushes, push], key=lambda candidate: candidate.nats)]
             work.tracker.log_metrics(force_metrics(forces.rows), record.facts.step)

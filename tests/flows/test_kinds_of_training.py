@@ -93,14 +93,6 @@ def test_forces_predict_what_the_step_did(
     assert np.isfinite(pushes.force).all()
 
 
-def test_a_map_that_is_not_asked_for_is_not_made(
-    analysed: Analysed, trained: dict[str, StageResult]
-) -> None:
-    config = ForcesConfig(pairs=1, detailed_steps=0, token_map=False)
-    result = analysed.run(FORCES, config, data=analysed.data, trained=trained[next(iter(KINDS))])
-    assert not (analysed.folder(result) / "token_map.json").exists()
-
-
 def totals_gap(lab: Analysed, result: StageResult, model: StageResult) -> float:
     """Between the map's sums and the first order along both sides of the recorded step."""
     folder = lab.folder(model, "model")
