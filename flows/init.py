@@ -86,8 +86,8 @@ preference:
   record_steps: {record_steps}  # these steps are analysed, and `explore` maps them
 
 # Who pulled which answer down, over all steps: means of 4 pairs, and the answers that fell most,
-# token by token. slopes_every: 1 is exact and takes longer; at 3 most entries are off by 1 % or less.
-# token_map: true also maps the hardest pull, all tokens by all, and takes longer, too.
+# token by token. slopes_every: 1 is exact and takes half as long again; at 3 most entries are off by
+# 1 % or less. token_map: true also maps the hardest pull, all tokens by all, in the time of four steps.
 ledger: {{pairs: 4, answers: 5, heldout_answers: 3, slopes_every: 3}}
 
 # Of the recorded steps: how well first order predicts what they did, and a map of the strongest push.
@@ -96,7 +96,7 @@ forces: {{pairs: 2}}
 # Not needed to see which pairs and tokens pull answers down. To add one, delete its line.
 audit: null      # what one step would do, for every pair, before any training
 squeezing: null  # where the probability went
-kernel: null     # how strongly answers are coupled; of these it takes longest
+kernel: null     # how strongly answers are coupled; of these it takes longest: see --plan
 """
 
 
