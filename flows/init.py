@@ -86,11 +86,11 @@ preference:
   record_steps: {record_steps}  # these steps are analysed, and `explore` maps them
 
 # Who pulled which answer down, over all steps: means of 4 pairs, and the answers that fell most,
-# token by token. slopes_every: 1 is exact and takes half as long again; at 3 most entries are off by
-# 1 % or less. token_map: true also maps the hardest pull, all tokens by all, in the time of four steps.
+# token by token. slopes_every: 1 is exact and takes half as long again; at 3 most entries are off
+# by 1 % or less. token_map: true also maps the hardest pull in full, in the time of four steps.
 ledger: {{pairs: 4, answers: 5, heldout_answers: 3, slopes_every: 3}}
 
-# Of the recorded steps: how well first order predicts what they did, and a map of the strongest push.
+# Of the recorded steps: how well first order predicts what they did; a map of the strongest push.
 forces: {{pairs: 2}}
 
 # Not needed to see which pairs and tokens pull answers down. To add one, delete its line.
