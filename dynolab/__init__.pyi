@@ -36,11 +36,9 @@ from dynolab.forces.map.analysis import recorded_examples as recorded_examples
 from dynolab.forces.map.breakdown import pair_totals as pair_totals
 from dynolab.integrations.calibrated import CalibratedDose as CalibratedDose
 from dynolab.integrations.callback import ProbeCallback as ProbeCallback
-from dynolab.integrations.dose import (
-    DesignedDose as DesignedDose,
-    DesignedGroupDose as DesignedGroupDose,
-)
+from dynolab.integrations.dose import DesignedDose as DesignedDose
 from dynolab.integrations.forces import ForceCallback as ForceCallback
+from dynolab.integrations.group_dose import DesignedGroupDose as DesignedGroupDose
 from dynolab.integrations.logits_sam import LogitsSAM as LogitsSAM
 from dynolab.judges import (
     ExactJudge as ExactJudge,

@@ -22,9 +22,10 @@ from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.rows import ProbeRow, first_pairs, read_rows, read_value
 from dynolab.data.token_texts import token_string
 from dynolab.errors import ConfigError, under_field
-from dynolab.forces.ledger.account import Ledger, in_stretches
+from dynolab.forces.ledger.account import Ledger
 from dynolab.forces.ledger.functional import WatchedFunctional
 from dynolab.forces.ledger.measured import Source, measured_means, vocabulary_logps
+from dynolab.forces.ledger.stretches import in_stretches
 from dynolab.forces.ledger.tables import LedgerTables
 from dynolab.forces.ledger.watched import (
     encoded_answers,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -121,7 +120,7 @@ class DesignedDose(Watching):
         # Of each backward pass of a step: the mean dose, and sums over its tokens of what they do
         # to the sample undosed, dosed, and dosed without their signs.
         self._effects: list[Float[Tensor, " 4"]] = []
-        self._step: _Step | None = None
+        self._step: DoseStep | None = None
         self._clipping: Any = None
         self._handles: list[Any] = []
         self._busy = False  # our own forwards come through the hooks, too
@@ -327,7 +326,7 @@ class DesignedDose(Watching):
         self._effects.append(torch.stack(sums).double())
         return gradient * dose.to(gradient).view(rows, width, *[1] * (gradient.dim() - 2))
 
-    def _read_step(self) -> _Step | None:
+    def _read_step(self) -> DoseStep | None:
         """The step between its gradient and its update.
 
         With q the sample's slope, d = P q its direction and g the dosed gradient of all the loss:
@@ -385,9 +384,9 @@ class DesignedDose(Watching):
                 unit * dosed,
                 unit * of_gradient / gradients.clip,
             )
-        return _Step(dose, unit * (dosed - undosed), momentum)
+        return DoseStep(dose, unit * (dosed - undosed), momentum)
 
-    def _enter_log(self, step: _Step) -> None:
+    def _enter_log(self, step: DoseStep) -> None:
         protected = self._protected
         assert protected is not None
         before = protected.mean
@@ -414,72 +413,8 @@ class DesignedDose(Watching):
             trainer._metrics["train"].setdefault(name, []).append(value)
 
 
-class DesignedGroupDose(DesignedDose):
-    """Weakens each step's push on wrong answers of groups, so that right ones do not fall by it.
-
-    `DesignedDose` for TRL's `GRPOTrainer`: what it protects is the mean log π, at temperature 1, of
-    the answers of the same batch whose advantage is above 0; what it weakens is the gradient
-    through those below 0. Each batch of an accumulated step, on all ranks, protects its own;
-    `dose/others` is then the change of the last one's.
-
-    **Arguments:**
-
-    - `trainer`: a `GRPOTrainer` of TRL, before training.
-    - `per`: what has its own dose: a device's batch, or each token.
-
-    **Raises:** `ConfigError` as `DesignedDose`.
-    """
-
-    trainers = ("GRPOTrainer",)
-
-    def __init__(self, trainer: Trainer, *, per: Literal["batch", "token"] = "batch") -> None:
-        super().__init__(trainer, per=per, every=1)
-
-    def _answers(self) -> list[Encoded]:
-        # The batch comes with the loss, which the forward's hooks do not see.
-        self._loss = self.trainer.compute_loss
-        self.trainer.compute_loss = self._compute_loss  # type: ignore[method-assign]
-        return []
-
-    def _compute_loss(self, model: nn.Module, inputs: Any, *rest: Any, **named: Any) -> Any:
-        self._inputs = inputs
-        return self._loss(model, inputs, *rest, **named)
-
-    def give_up(self) -> None:
-        """Takes the hooks away; pushes are whole again."""
-        super().give_up()
-        if self.trainer.compute_loss == self._compute_loss:
-            self.trainer.compute_loss = self._loss  # type: ignore[method-assign]
-
-    def _protect(self, protected: ProtectedSample, rows: Sequence[tuple[int, ...]]) -> None:
-        advantages = self._inputs["advantages"].detach().cpu()
-        if advantages.dim() > 1:
-            advantages = (advantages * self._inputs["completion_mask"].cpu()).sum(1)
-        if len(advantages) != len(rows):
-            remedy = f"doses need a batch of {len(advantages)} answers in one forward"
-            raise ConfigError("trainer", type(self.trainer).__name__, remedy)
-        self._rejected = advantages < 0
-        prompts = self._inputs["prompt_mask"].sum(1).tolist()
-        right = []
-        for row, prompt, advantage in zip(rows, prompts, advantages.tolist(), strict=True):
-            if advantage > 0 and prompt < len(row):
-                right.append(Encoded(row, prompt))
-        right = list(chain.from_iterable(distributed.gather(right)))
-        protected.slope = protected.direction = {}
-        if right:
-            protected.take(right)
-            self._is_fresh = True
-
-    def _read_step(self) -> _Step | None:
-        # Groups whose answers are all alike have no push to weaken.
-        if self._protected is not None and not self._protected.slope:
-            return None
-        self._is_one_sample = len(self._effects) == 1
-        return super()._read_step()
-
-
 @dataclass(frozen=True)
-class _Step:
+class DoseStep:
     """What is known of a step before it is made, in nats of the sample's mean but for the dose.
 
     `dose` is the mean over rejected tokens, `spared` what whole pushes would do less, `momentum`

@@ -18,7 +18,7 @@ pytest.importorskip("dash")
 from dynolab.data.rows import Example
 from dynolab.errors import ConfigError
 from dynolab.explorer import step as step_module
-from dynolab.explorer.page import what_if
+from dynolab.explorer.page import export
 from dynolab.explorer.page.search import TYPED, typed_answer
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
@@ -170,7 +170,7 @@ def test_settings_and_arms_are_the_study_but_for_the_change(
     if isinstance(then, dict):
         then = objective.model_copy(update=then)
     filtered = {"pairs": list(state.without)} if state.without else None
-    shown = texts_of(what_if.taken(study_of(own), own, state))
+    shown = texts_of(export.taken(study_of(own), own, state))
 
     settings, arms = (yaml.safe_load(shown[place]) for place in (0, 2))
     given_settings = {"preference": {"objective": given(objective)}}
@@ -195,11 +195,11 @@ def test_settings_and_arms_are_the_study_but_for_the_change(
 def test_nothing_is_taken_without_a_change_and_of_sft_only_the_pairs(tmp_path: Path) -> None:
     own = training(tmp_path)
     study = study_of(own)
-    assert what_if.taken(study, own, State()) == []
-    assert what_if.taken(study, replace(own, objective=IPOConfig()), State(dose=0.3)) == []
+    assert export.taken(study, own, State()) == []
+    assert export.taken(study, replace(own, objective=IPOConfig()), State(dose=0.3)) == []
     sft = replace(own, name="sft of report/2", study="report/2")
-    assert texts_of(what_if.taken(study, sft, State(without=("a",)))) == []
-    assert len(texts_of(what_if.taken(study, own, State(without=("a",))))) == 3
+    assert texts_of(export.taken(study, sft, State(without=("a",)))) == []
+    assert len(texts_of(export.taken(study, own, State(without=("a",))))) == 3
 
 
 def given(objective: Any) -> dict[str, Any]:
@@ -219,7 +219,7 @@ def texts_of(parts: list[Any]) -> list[str]:
 def test_the_filtered_file_holds_all_other_pairs(tmp_path: Path) -> None:
     pairs = {name: Example(id=name, prompt="p", chosen="c", rejected="r") for name in "abc"}
     study = replace(study_of(training(tmp_path)), pairs=pairs)
-    name, text = what_if.filtered(study, State(without=("b",)))
+    name, text = export.filtered(study, State(without=("b",)))
     assert name == "pairs-without-1.jsonl"
     rows = [Example.model_validate_json(line) for line in text.splitlines()]
     assert rows == [pairs["a"], pairs["c"]]

@@ -15,13 +15,15 @@ from dynolab import distributed
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction
 from dynolab.forces.function.weights import block_of, flatten
-from dynolab.forces.ledger.account import COPIES, HARDEST, HardestPulls, Ledger, in_stretches
+from dynolab.forces.ledger.account import COPIES, Ledger
 from dynolab.forces.ledger.entries import StepAccount
 from dynolab.forces.ledger.functional import Functional, Slopes, Term, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
+from dynolab.forces.ledger.hardest import HARDEST, HardestPulls
 from dynolab.forces.ledger.measures import likeliest
 from dynolab.forces.ledger.responses import step_responses
 from dynolab.forces.ledger.step_account import Later
+from dynolab.forces.ledger.stretches import in_stretches
 from dynolab.forces.ledger.tables import HardestPull, LedgerTables
 from dynolab.objectives import DPOConfig, SFTConfig, build_objective
 from dynolab.objectives.policy_gradient import ClippedConfig

@@ -10,7 +10,7 @@ from typing import Any
 from dash import Dash, Input, Output, Patch, State as Given, dcc, html, no_update
 
 from dynolab.errors import DynolabError
-from dynolab.explorer.page import answers, pairs, parts, search, what_if
+from dynolab.explorer.page import answers, export, pairs, parts, search, what_if
 from dynolab.explorer.page.state import State
 from dynolab.explorer.study import Study
 from dynolab.explorer.training import Training
@@ -163,15 +163,15 @@ def _fill(app: Dash, study: Study) -> None:
             return parts.failed(error), True, search
 
     @app.callback(
-        Output(what_if.DOWNLOAD, "data"),
-        Input(what_if.FILE, "n_clicks"),
+        Output(export.DOWNLOAD, "data"),
+        Input(export.FILE, "n_clicks"),
         Given("address", "search"),
         prevent_initial_call=True,
     )
     def download(clicks: int | None, search: str | None) -> Any:
         if not clicks:
             return no_update
-        name, text = what_if.filtered(study, state_of(study, search))
+        name, text = export.filtered(study, state_of(study, search))
         return {"filename": name, "content": text}
 
     @app.callback(

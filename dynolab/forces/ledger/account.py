@@ -40,9 +40,8 @@ its stretch.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -58,23 +57,15 @@ from dynolab.forces.ledger.entries import StepAccount, TokenLines, joined
 from dynolab.forces.ledger.functional import Functional, Slopes, slopes_of
 from dynolab.forces.ledger.gradient_files import GradientFiles
 from dynolab.forces.ledger.grouped import GroupedGradients
+from dynolab.forces.ledger.hardest import HardestPulls
 from dynolab.forces.ledger.responses import StepResponses, step_responses
-from dynolab.forces.ledger.step_account import (
-    ONE_STEP,
-    Later,
-    StepMade,
-    Stretch,
-    entries_of,
-    step_made,
-)
+from dynolab.forces.ledger.step_account import Later, StepMade, entries_of, step_made
+from dynolab.forces.ledger.stretches import ONE_STEP, Stretch
 from dynolab.forces.map.costs import memory_for
 from dynolab.forces.map.terms import source_measures
 from dynolab.forces.map.weighted import scores_along
 from dynolab.grouping import grouped
 from dynolab.training.step_record import StepRecord
-
-HARDEST = 3
-"""Pulls on a functional that are kept."""
 
 STEP = "step.safetensors"
 """File in which `Ledger.save` keeps the ledger's own state; each functional has further files."""
@@ -411,17 +402,6 @@ def _write(files: GradientFiles, rows: range, later: Later) -> None:
         files.write("push", rows, later.push)
 
 
-def in_stretches(records: Iterable[StepRecord], steps: int) -> Iterator[tuple[StepRecord, Stretch]]:
-    """Records, the last one first, each with its stretch of so many steps; the first has the rest.
-
-    So many records are there at once; tensors of those in files are read where they are needed.
-    """
-    remaining = iter(records)
-    while members := list(islice(remaining, steps)):
-        for number, record in enumerate(members, start=1):
-            yield record, Stretch(len(members), len(members) - number, members[-1].before)
-
-
 def check_follows(
     record: StepRecord,
     after: Float[Tensor, " parameters"],
@@ -436,33 +416,3 @@ def check_follows(
             f"the weights after this step are not those before step {step}; give every step of one "
             "training, the last one first",
         )
-
-
-class HardestPulls:
-    """The hardest pulls on one functional of all steps so far, an example's in a step being one.
-
-    A step's pull is split where it is among these when the step is entered. At the end the hardest
-    of all steps have been split, and of n pulls in no particular order about
-    `HARDEST (1 + ln(n / HARDEST))` in all.
-
-    **Arguments:** `nats`: what was kept so far, the hardest first; zeros where there is none yet.
-    """
-
-    def __init__(self, nats: Float[Tensor, " pulls"] | None = None) -> None:
-        self.nats = torch.zeros(HARDEST, dtype=torch.float64) if nats is None else nats.cpu()
-
-    def enter(self, lines: Float[Tensor, " responses"], examples: Sequence[str]) -> list[int]:
-        """The numbers of a step's responses to split: of every example whose lines' sum is among
-        the hardest pulls, the one that pulls hardest.
-
-        Pulls are downwards: the hardest is the most negative one.
-        """
-        numbers = grouped((example, number) for number, example in enumerate(examples))
-        nats = lines.cpu().double()
-        sums = torch.stack([nats[rows].sum() for rows in numbers.values()])
-        self.nats = torch.cat([self.nats, sums]).sort().values[:HARDEST]
-        return [
-            min(rows, key=lambda number: float(nats[number]))
-            for rows, pull in zip(numbers.values(), sums.tolist(), strict=True)
-            if pull < 0 and pull <= self.nats[-1]
-        ]

@@ -12,11 +12,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dynolab.forces.function.policy import PolicyFunction
-from dynolab.forces.function.weights import SLICE, SUMMED, Weights, block_columns, products
+from dynolab.forces.function.weights import SLICE, SUMMED, block_columns, products
 from dynolab.forces.ledger.entries import SIDES, Nats, StepAccount
 from dynolab.forces.ledger.functional import Slopes
 from dynolab.forces.ledger.recorded_map import Change, RecordedMap
 from dynolab.forces.ledger.responses import StepResponses
+from dynolab.forces.ledger.stretches import ONE_STEP, Stretch
 from dynolab.forces.map.weighted import Updating
 from dynolab.forces.step.optimizers import OptimizerMap, Removal, clipping_of, is_linear
 from dynolab.training.step_record import StepRecord
@@ -117,35 +118,6 @@ class Later:
         near = sum(carry**age * (1 - age / gap) for age in range(gap))
         far = sum(carry**age * age / gap for age in range(gap))
         return near * push + far * self.push + carry**gap * self.sensitivity
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """Steps at both ends of which, and nowhere between, slopes are taken.
-
-    Between them slopes lie on a line. What that leaves unexplained of the stretch's change is
-    known at its first step alone, which is charged with it.
-
-    **Arguments:** `steps`: how many; `place`: of a step among them, 0 the first; `before`: the
-    weights before that first step, by default those before this one.
-    """
-
-    steps: int = 1
-    place: int = 0
-    before: Weights | None = None
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the stretch ends with this step."""
-        return self.place == self.steps - 1
-
-    @property
-    def middle(self) -> float:
-        """Where the step's middle lies between the stretch's ends, from 0 to 1."""
-        return (self.place + 0.5) / self.steps
-
-
-ONE_STEP = Stretch()
 
 
 def entries_of(
