@@ -120,8 +120,9 @@ def measured(home: Path, parameters: StudyParameters, name: str) -> dict[str, fl
     alone = cost(steps["preference"], probe_every=0, record_steps=())
     trained, costs = cost(steps["preference"]), dict[str, float]()
     results["preference"] = result(steps["preference"])
-    peak = peak_above_start(lambda: costs.update(whole=cost(steps["ledger"])))
-    results["ledger"] = result(steps["ledger"])
+    whole = partial(cost, steps["ledger"], slopes_every=1)
+    peak = peak_above_start(lambda: costs.update(whole=whole()))
+    results["ledger"] = result(steps["ledger"], slopes_every=1)
     forces = cost(steps["preference-forces"])
     spaced = cost(steps["ledger"], slopes_every=SPACING)
     folders = [
@@ -135,7 +136,7 @@ def measured(home: Path, parameters: StudyParameters, name: str) -> dict[str, fl
         "ledger_exact_over_training": costs["whole"] / alone,
         "ledger_spaced_over_training": spaced / alone,
         "spaced_line_error": line_error(*folders),
-        "ledger_over_training": cost(steps["ledger"], every=EVERY) / alone,
+        "ledger_over_training": cost(steps["ledger"], slopes_every=1, every=EVERY) / alone,
         "forces_step_over_training_step": forces
         / len(training.record_steps)
         * (training.steps / alone),
