@@ -67,11 +67,11 @@ def watched_rows_and_base(
     steps = [Step(rows, DATA, data), base_step(f"base{suffix}", base, data=rows)]
     if built is not None:
         reads = {"data": rows, "model": f"base{suffix}"}
-        steps.append(Step(f"data{suffix}", PROBE_SET, sized(built, data), reads))
+        steps.append(Step(f"data{suffix}", PROBE_SET, with_pairs(built, data), reads))
     return steps
 
 
-def sized(built: ProbeSetConfig, data: DataConfig) -> ProbeSetConfig:
+def with_pairs(built: ProbeSetConfig, data: DataConfig) -> ProbeSetConfig:
     """A probe set with its number of pairs."""
     return built.model_copy(update={"pairs": built.pairs or data.probe_pairs or PAIRS})
 
@@ -86,7 +86,7 @@ def plan(parameters: ProbesParameters, _: Platform) -> Plan:
         update={
             "data": resolve_data(seeded_data(parameters.data, seed)),
             "base": None if base is None else resolve_base(seeded_base(base, seed)),
-            "probe_set": sized(
+            "probe_set": with_pairs(
                 parameters.probe_set.model_copy(update={"seed": seed}), parameters.data
             ),
         }

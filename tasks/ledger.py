@@ -115,7 +115,7 @@ class LedgerConfig(StageConfig):
     @model_validator(mode="after")
     def _spaced_in_one_way(self) -> Self:
         if self.every > 1 and self.slopes_every > 1:
-            remedy = "needs every step; leave out every, or slopes_every"
+            remedy = "needs every step; set slopes_every: 1, or every: 1"
             raise ConfigError("slopes_every", self.slopes_every, remedy)
         return self
 

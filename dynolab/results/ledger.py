@@ -4,7 +4,8 @@
   that step would have lacked without the response, to the end of training.
 - `responses.parquet`: `step`, `response`, `example` (its row's id), `side` (`chosen`, or `rejected`
   where it is pushed down), `tokens`: what a line's response is.
-- `steps.parquet`: `step`, `functional`, `before` and `after` (its values at both ends of the step),
+- `steps.parquet`: `step`, `functional`, `before` and `after` (its values at both ends of the step;
+  within a stretch of steps without slopes by `predicted`, whose first step then has all residual),
   `predicted` (to first order along the step's change of the weights), `rounding` (the part of it
   that the trainer's arithmetic did beside the optimizer's formula), `decay` (what the step's
   weight decay did, then and later), `carried_in` (what the momentum before the step did from it
@@ -18,7 +19,7 @@
 - `blocks.parquet`: `step`, `block` (a layer, or a module before or after the layers), `functional`,
   `side`, `nats`: the sum of the step's lines of a side through the block's parameters.
 - `sources.parquet`: `step`, `functional`, `lbk`, `sign_delta`, `kernel_bound`: the papers' measures
-  of a step on single answers (`dynolab.forces.map.terms`).
+  of a step on single answers (`dynolab.forces.map.terms`), where both its ends have slopes.
 - `functionals.jsonl`: `FunctionalRow`. `ledger.json`: `LedgerSummary`. `token_map.json`, if asked
   for: the `dynolab.results.study.TokenMap` of the hardest pull on the answer that fell most.
 

@@ -120,8 +120,8 @@ def measured(home: Path, parameters: StudyParameters, name: str) -> dict[str, fl
     alone = cost(steps["preference"], probe_every=0, record_steps=())
     trained, costs = cost(steps["preference"]), dict[str, float]()
     results["preference"] = result(steps["preference"])
-    whole = partial(cost, steps["ledger"], slopes_every=1)
-    peak = peak_above_start(lambda: costs.update(whole=whole()))
+    exact_cost = partial(cost, steps["ledger"], slopes_every=1)
+    peak = peak_above_start(lambda: costs.update(exact=exact_cost()))
     results["ledger"] = result(steps["ledger"], slopes_every=1)
     forces = cost(steps["preference-forces"])
     spaced = cost(steps["ledger"], slopes_every=SPACING)
@@ -133,7 +133,7 @@ def measured(home: Path, parameters: StudyParameters, name: str) -> dict[str, fl
     policy = load_policy(lab.folder(results["preference"], "model"))
     answers = [Functional.mean("", [example.chosen]) for example in record.examples[:ANSWERS]]
     figures = {
-        "ledger_exact_over_training": costs["whole"] / alone,
+        "ledger_exact_over_training": costs["exact"] / alone,
         "ledger_spaced_over_training": spaced / alone,
         "spaced_line_error": line_error(*folders),
         "ledger_over_training": cost(steps["ledger"], slopes_every=1, every=EVERY) / alone,

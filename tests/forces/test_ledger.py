@@ -19,7 +19,7 @@ from dynolab.forces.ledger.account import COPIES, Ledger
 from dynolab.forces.ledger.entries import StepAccount
 from dynolab.forces.ledger.functional import Functional, Slopes, Term, slopes_of
 from dynolab.forces.ledger.grouped import GroupedGradients
-from dynolab.forces.ledger.hardest import HARDEST, HardestPulls
+from dynolab.forces.ledger.hardest_pulls import HARDEST, HardestPulls
 from dynolab.forces.ledger.measures import likeliest
 from dynolab.forces.ledger.responses import step_responses
 from dynolab.forces.ledger.step_account import Later
@@ -157,10 +157,10 @@ class LedgerOnLines(Ledger):
         here = super()._slopes(rows, record, at)
         if state in (start, end):
             return here
-        first = super()._slopes(rows, record, self.weights[start]).gradients
-        second = super()._slopes(rows, record, self.weights[end]).gradients
+        start_slope = super()._slopes(rows, record, self.weights[start]).gradients
+        end_slope = super()._slopes(rows, record, self.weights[end]).gradients
         share = (state - start) / (end - start)
-        return replace(here, gradients=torch.lerp(first, second, share))
+        return replace(here, gradients=torch.lerp(start_slope, end_slope, share))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

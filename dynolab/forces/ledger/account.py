@@ -57,7 +57,7 @@ from dynolab.forces.ledger.entries import StepAccount, TokenLines, joined
 from dynolab.forces.ledger.functional import Functional, Slopes, slopes_of
 from dynolab.forces.ledger.gradient_files import GradientFiles
 from dynolab.forces.ledger.grouped import GroupedGradients
-from dynolab.forces.ledger.hardest import HardestPulls
+from dynolab.forces.ledger.hardest_pulls import HardestPulls
 from dynolab.forces.ledger.responses import StepResponses, step_responses
 from dynolab.forces.ledger.step_account import Later, StepMade, entries_of, step_made
 from dynolab.forces.ledger.stretches import ONE_STEP, Stretch
